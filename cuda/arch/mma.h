@@ -45,24 +45,42 @@ FLASHPORT_DEVICE void copy_async_unit(unsigned to, const void* from) {
 // registers, where copies want it; what createpolicy returns is moved there again for each of them.
 constexpr std::uint64_t kReadOncePolicy = 0x12f0000000000000;
 constexpr std::uint64_t kNormalPolicy = 0x1000000000000000;
-// `to` is an address of shared memory.
+// Zeros where `zeros`. `to` is an address of shared memory.
 template <int kBytes>
-FLASHPORT_DEVICE void copy_async(unsigned to, const void* from, std::uint64_t policy) {
+FLASHPORT_DEVICE void copy_async(unsigned to, const void* from, bool zeros, std::uint64_t policy) {
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy)
-                 : "memory");
+    asm volatile(
+        "{\n"
+        ".reg .pred zeros;\n"
+        "setp.ne.b32 zeros, %2, 0;\n"
+        "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, zeros, %3;\n"
+        "}" ::"r"(to),
+        "l"(from), "r"(static_cast<int>(zeros)), "l"(policy)
+        : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes),
-                 "l"(policy)
-                 : "memory");
+    asm volatile(
+        "{\n"
+        ".reg .pred zeros;\n"
+        "setp.ne.b32 zeros, %3, 0;\n"
+        "cp.async.ca.shared.global.L2::cache_hint [%0], [%1], %2, zeros, %4;\n"
+        "}" ::"r"(to),
+        "l"(from), "n"(kBytes), "r"(static_cast<int>(zeros)), "l"(policy)
+        : "memory");
   }
 }
 
 struct NoPolicy {};
 template <int kBytes>
-FLASHPORT_DEVICE void copy_async(unsigned to, const void* from, NoPolicy) {
+FLASHPORT_DEVICE void copy_async(unsigned to, const void* from, bool zeros, NoPolicy) {
   static_assert(kBytes == 16);
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  asm volatile(
+      "{\n"
+      ".reg .pred zeros;\n"
+      "setp.ne.b32 zeros, %2, 0;\n"
+      "cp.async.cg.shared.global [%0], [%1], 16, zeros;\n"
+      "}" ::"r"(to),
+      "l"(from), "r"(static_cast<int>(zeros))
+      : "memory");
 }
 
 // 16 bytes, or zeros, also where `sign` is negative: one comparison makes the predicate. The compiler may move loads

@@ -86,7 +86,8 @@ class KvProducer {
   // The wave's rows of a tile.
   struct Rows {
     kv::TokenCoord places[kRowsPerLane];  // of those that the lane cares for
-    bool whole;                           // they are all there
+    int count;                            // the first ones, which are there, unless before them are some that are not
+    bool whole;                           // they are as stored, and none before `count` is missing
     bool neighbours;                      // and they follow each other, so that their addresses need no list
   };
 
@@ -124,8 +125,8 @@ class KvProducer {
       Rows rows[kTurnTiles];
 #pragma unroll
       for (int tile = 0; tile < kTurnTiles; ++tile) rows[tile] = rows_of_tile(p, ahead, slot, tile);
-      if constexpr (kRowsAtOnce < kWaveSize) __syncwarp();  // two lanes have read each page number
-      look_up(p, scout, slot);                              // before the copies, behind which it would wait
+      __syncwarp();             // more than one lane may have read each page number
+      look_up(p, scout, slot);  // before the copies, behind which it would wait
 #pragma unroll
       for (int tile = 0; tile < kTurnTiles; ++tile) {
         if (tile > 0) await_free();
@@ -170,7 +171,8 @@ class KvProducer {
   }
   FLASHPORT_DEVICE KvRing<kCfg>& ring_of(int head) const { return kHeads == 1 ? ring_ : teams_[head].ring; }
   // Lane i cares for rows i and 32 + i of the wave's rows; of 16 rows the other lanes know them too.
-  FLASHPORT_DEVICE int row_of_tile(int i) const { return first_row() + i * kWaveSize + block_.lane() % kRowsAtOnce; }
+  FLASHPORT_DEVICE int row_of_wave(int i) const { return i * kWaveSize + block_.lane() % kRowsAtOnce; }
+  FLASHPORT_DEVICE int row_of_tile(int i) const { return first_row() + row_of_wave(i); }
   FLASHPORT_DEVICE int row_of_turn(int tile, int i) const { return tile * tile_keys(kCfg) + row_of_tile(i); }
   FLASHPORT_DEVICE static bool holds(const Segment& s, int token) { return token >= s.key_low && token < s.key_high; }
 
@@ -195,17 +197,23 @@ class KvProducer {
     const Segment& s = ahead.segment;
     const int first = ahead.key() + tile * tile_keys(kCfg) + first_row();
     Rows rows;
-    rows.whole = as_stored_ && first >= s.key_low && first + kRowsPerWave <= s.key_high;
+    rows.count = minimum(maximum(s.key_high - first, 0), kRowsPerWave);
+    rows.whole = Params::kPlain || (as_stored_ && first >= s.key_low);
     rows.neighbours = neighbours_ && rows.whole;
 #pragma unroll
     for (int i = 0; i < kRowsPerLane; ++i) {
-      const int row = row_of_turn(tile, i), token = ahead.key() + row;
-      rows.places[i] = !rows.whole && !holds(s, token)
-                           ? kv::TokenCoord{0, -1}
+      // In place of a row that is not there the one before the end: an address for copies that write zeros.
+      const int row = row_of_turn(tile, i) - (rows.whole ? rows_behind(rows, i) : 0), token = ahead.key() + row;
+      rows.places[i] = !holds(s, token)
+                           ? kv::TokenCoord{0, rows.whole ? 0 : -1}
                            : kv::TokenCoord{s.pages == nullptr ? s.seq : ring_.pages[slot][row],
                                             kv::page_coord<Params::kPlain>(p.cache, s.pages, token).offset};
     }
     return rows;
+  }
+  // How far the lane's row lies behind the last one that is there.
+  FLASHPORT_DEVICE int rows_behind(const Rows& rows, int i) const {
+    return maximum(row_of_wave(i) - maximum(rows.count - 1, 0), 0);
   }
 
   FLASHPORT_DEVICE void bring_query(const Params& p, const Segment& s) {
@@ -265,15 +273,15 @@ class KvProducer {
     // Where in the tile's rows what the wave brings begins.
     const int first_byte = kHeads == 1 ? Layout::head_offset(block_.team(), head, false) : 0;
     char* tile = teams_[0].ring.tile(place_.stage) + from_byte;
-    const bool whole = at_use(rows.whole);
+    const bool whole = Params::kPlain || at_use(rows.whole);
     if (at_use(rows.neighbours)) {
       const auto stride = static_cast<int>(cache.token_stride);
       const char* first = static_cast<const char*>(cache.data) +
                           kv::row_offset(cache, rows.places[0], head - block_.team()) -
-                          block_.lane() % kRowsAtOnce * stride;
+                          (row_of_wave(0) - rows_behind(rows, 0)) * stride;
       Copies::copy_whole(
-          block_.lane(), tile, first_row(), first_byte, [&](int row) { return first + (row - first_row()) * stride; },
-          fits_cache_ ? kNormalPolicy : kReadOncePolicy);
+          block_.lane(), tile, first_row(), first_byte, rows.count,
+          [&](int row) { return first + (row - first_row()) * stride; }, fits_cache_ ? kNormalPolicy : kReadOncePolicy);
       return;
     }
     [[maybe_unused]] constexpr bool kIsRolled = kSharing == Sharing::kNone && kTeams > 1;  // for shorter code
@@ -281,18 +289,20 @@ class KvProducer {
     for (int i = 0; i < kRowsPerLane; ++i) {
       const int row = first_row() + i * kWaveSize;
       const auto copy_whole = [&](auto policy) {
-        Copies::copy_whole(block_.lane(), tile, row, first_byte, [&](int i) { return list[i]; }, policy);
+        Copies::copy_whole(
+            block_.lane(), tile, row, first_byte, rows.count - i * kWaveSize, [&](int at) { return list[at]; }, policy);
       };
       if constexpr (kSharing == Sharing::kFirstTeam) {
         if (whole && in_units_) {
           const int before = first_byte - block_.team() * Layout::kColumn;  // of the head, in its first unit
           RowCopies<Layout, kRowsAtOnce, 1, true>::copy_whole(
-              block_.lane(), tile, row, first_byte - before, [&](int i) { return list[i] - before; }, kNormalPolicy);
+              block_.lane(), tile, row, first_byte - before, rows.count - i * kWaveSize,
+              [&](int at) { return list[at] - before; }, kNormalPolicy);
           continue;
         }
       }
       if (!whole) {
-        Copies::template copy_part<Params::kPlain>(block_.lane(), tile, row, first_byte, cache, list);
+        Copies::copy_part(block_.lane(), tile, row, first_byte, cache, list);
       } else if constexpr (!kHasPolicy) {
         copy_whole(NoPolicy{});
       } else {
@@ -320,7 +330,7 @@ class KvProducer {
           const int into_word = static_cast<int>(address & 3);
           copy_async_first<4>(to + (is_key ? 0 : tile_keys(kCfg)) + row_of_tile(i),
                               reinterpret_cast<const void*>(address - into_word),
-                              offset >= 0 ? into_word + factors.row_bytes : 0);
+                              offset >= 0 && row_of_wave(i) < rows.count ? into_word + factors.row_bytes : 0);
         }
       }
     }

@@ -27,10 +27,11 @@ struct RowCopies {
   }();
   static constexpr int kUnit = widest_unit(kRowBytes);
 
-  // All rows are there, and as stored. row_at(i): where row i of the tile begins in the cache.
+  // Rows as stored, of which the first `count` are there; zeros for the others. row_at(i): where row i of the tile
+  // begins in the cache, or anything for one that is not there.
   template <class RowAt, class Policy>
-  FLASHPORT_DEVICE static void copy_whole(int lane, char* tile, int first_row, int first_byte, const RowAt& row_at,
-                                          Policy policy) {
+  FLASHPORT_DEVICE static void copy_whole(int lane, char* tile, int first_row, int first_byte, int count,
+                                          const RowAt& row_at, Policy policy) {
     constexpr int kUnits = kRowBytes / kUnit;
     constexpr int kLanes = lanes_of_row(kUnits);
     constexpr int kAtOnce = kWaveSize / kLanes;
@@ -40,6 +41,7 @@ struct RowCopies {
     unsigned to = opaque_address(tile + Layout::row_offset(first_row + first));
     if constexpr (kHeads > 1 || kInUnits) to = __shfl_sync(~0u, to, lane);  // opaque to ptxas, too
     const int column = Layout::column(first_byte + byte) ^ Layout::swizzle(first_row + first);
+    const int left = count - first;  // from the lane's first row on
     // Addresses first: eight copies then leave one after the other.
     constexpr int kBatch = kRows / kAtOnce < 8 ? kRows / kAtOnce : 8;
 #pragma unroll
@@ -54,7 +56,7 @@ struct RowCopies {
         for (int part = 0; part < kUnits / kLanes; ++part) {
           const int before = part * kLanes * kUnit;  // whole panels, where there are panels
           copy_async<kUnit>(to + Layout::row_offset(row) + ((column ^ Layout::swizzle(row)) + Layout::column(before)),
-                            from[i] + before, policy);
+                            from[i] + before, row >= left, policy);
         }
       }
     }
@@ -66,22 +68,21 @@ struct RowCopies {
     for (int part = 0; part < kRows; part += kOverRows) {
 #pragma unroll
       for (int over = kUnits - kOver; over < kUnits; over += kOverAtOnce) {
-        const int row = first_row + part + lane / kOverAtOnce;
+        const int row = part + lane / kOverAtOnce;
         const int unit = over + lane % kOverAtOnce;
         if (kUnits - over >= kOverAtOnce || unit < kUnits) {
-          copy_async<kUnit>(tile + Layout::offset(row, first_byte + unit * kUnit), row_at(row) + unit * kUnit, true);
+          copy_async<kUnit>(tile + Layout::offset(first_row + row, first_byte + unit * kUnit),
+                            row_at(first_row + row) + unit * kUnit, row < count);
         }
       }
     }
   }
 
-  // Zeros for rows and dims that are not there. rows[i]: where row i of the tile begins, or null. kAsStored: what is
-  // there is as is_as_stored() wants it.
-  template <bool kAsStored>
+  // Zeros for rows and dims that are not there. rows[i]: where row i of the tile begins, or null.
   FLASHPORT_DEVICE static void copy_part(int lane, char* tile, int first_row, int first_byte, const CacheParams& cache,
                                          const char* const* rows) {
     const int bytes = kHeads * cache.row_bytes;
-    if (kAsStored || kHeads > 1 || cache.copy_unit >= kUnit) {
+    if (kHeads > 1 || cache.copy_unit >= kUnit) {
       copy_units<kUnit>(lane, tile, first_row, first_byte, bytes, cache.data, rows);
     } else if (cache.copy_unit >= 4) {
       copy_units<4>(lane, tile, first_row, first_byte, bytes, cache.data, rows);

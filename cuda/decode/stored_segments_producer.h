@@ -76,8 +76,8 @@ class StoredSegmentsProducer {
   // The wave's rows of a tile.
   struct Rows {
     kv::TokenCoord place;  // of the lane's row
-    bool whole;            // they are all there
-    bool neighbours;       // and they follow each other, so that their addresses need no list
+    int count;             // the first ones, which are there
+    bool neighbours;       // they follow each other, so that their addresses need no list
   };
 
   FLASHPORT_DEVICE static bool fits_cache(const Params& p, const Line& line) {
@@ -137,17 +137,24 @@ class StoredSegmentsProducer {
   template <bool kWide>
   FLASHPORT_DEVICE Rows rows_of_tile(const PagedCache& cache, int seq, const TurnKeys& turn, int slot, int tile) const {
     using Its = Share<kWide>;
-    const int row = tile * Its::kTileKeys + own_row<kWide>();
+    const int first = tile * Its::kTileKeys + first_row<kWide>();
     Rows rows;
-    rows.whole = tile * Its::kTileKeys + first_row<kWide>() + Its::kRows <= turn.count;
-    rows.neighbours = rows.whole && (cache.table == nullptr || cache.page_size % Its::kRows == 0) &&
+    rows.count = minimum(maximum(turn.count - first, 0), Its::kRows);
+    rows.neighbours = (cache.table == nullptr || cache.page_size % Its::kRows == 0) &&
                       static_cast<std::uint64_t>(cache.k.token_stride | cache.v.token_stride) < 1 << 24;
-    rows.place = {0, -1};
-    if (row < turn.count) {
+    rows.place = {0, 0};
+    if (rows.count > 0) {
+      // In place of a row that is not there the one before the end: an address for copies that write zeros.
+      const int behind = rows_behind<kWide>(rows), row = first + block_.lane() % Its::kRows - behind;
       const int offset = kv::page_coord<true>(cache, cache.table, turn.first + row).offset;
-      rows.place = {cache.table == nullptr ? seq : ring_.pages[slot][own_place<kWide>(tile)], offset};
+      rows.place = {cache.table == nullptr ? seq : ring_.pages[slot][own_place<kWide>(tile) - behind], offset};
     }
     return rows;
+  }
+  // How far the lane's row lies behind the last one that is there.
+  template <bool kWide>
+  FLASHPORT_DEVICE int rows_behind(const Rows& rows) const {
+    return maximum(block_.lane() % Share<kWide>::kRows - maximum(rows.count - 1, 0), 0);
   }
 
   template <bool kWide>
@@ -193,25 +200,24 @@ class StoredSegmentsProducer {
     using Copies = RowCopies<Layout, Its::kRows, kHeads>;
     const int lane = block_.lane(), row = first_row<kWide>();
     char* tile = teams_[0].ring.tile(place_.stage);
-    const std::int64_t offset = kv::row_offset(cache, rows.place, first_head(s));
-    const char* own = offset < 0 ? nullptr : static_cast<const char*>(cache.data) + offset;
+    const char* own = static_cast<const char*>(cache.data) + kv::row_offset(cache, rows.place, first_head(s));
     // Where in the tile's rows what the wave brings begins.
     const int first_byte = kHeads == 1 ? Layout::head_offset(0, s.kv_head, false) : 0;
     const std::uint64_t policy = fits_cache_ ? kNormalPolicy : kReadOncePolicy;
-    // All of the wave's rows are there, and row i begins at row_at(i).
+    // Row i begins at row_at(i).
     const auto copy_whole = [&](const auto& row_at) FLASHPORT_INLINE {
       if constexpr (kHeads == 1 && !kWide) {  // one head of blocks begins inside a unit of 16 bytes
         if (in_units_) {
           RowCopies<Layout, Its::kRows, 1, true>::copy_whole(
-              lane, tile, row, 0, [&](int i) { return row_at(i) - first_byte; }, policy);
+              lane, tile, row, 0, rows.count, [&](int i) { return row_at(i) - first_byte; }, policy);
           return;
         }
       }
-      Copies::copy_whole(lane, tile, row, first_byte, row_at, policy);
+      Copies::copy_whole(lane, tile, row, first_byte, rows.count, row_at, policy);
     };
     if (rows.neighbours) {
       const auto stride = static_cast<int>(cache.token_stride);
-      const char* first = own - lane % Its::kRows * stride;
+      const char* first = own - (lane % Its::kRows - rows_behind<kWide>(rows)) * stride;
       copy_whole([&](int i) { return first + (i - row) * stride; });
       return;
     }
@@ -219,11 +225,7 @@ class StoredSegmentsProducer {
     __syncwarp();  // the rows of the tile before have been read
     if (lane < Its::kRows) list[row + lane] = own;
     __syncwarp();
-    if (rows.whole) {
-      copy_whole([&](int i) { return list[i]; });
-    } else {
-      Copies::template copy_part<true>(lane, tile, row, first_byte, cache, list);
-    }
+    copy_whole([&](int i) { return list[i]; });
   }
 
   const Block& block_;

@@ -20,15 +20,15 @@ void copy_async(void* to, const void* from, bool valid) {
 }
 constexpr std::uint64_t kReadOncePolicy = 1, kNormalPolicy = 2;
 template <int kBytes>
-void copy_async(unsigned to, const void* from, std::uint64_t) {
-  copy_async<kBytes>(machine::shared_pointer(to, kBytes), from, true);
+void copy_async(unsigned to, const void* from, bool zeros, std::uint64_t) {
+  copy_async<kBytes>(machine::shared_pointer(to, kBytes), from, !zeros);
 }
 struct NoPolicy {};
 template <int kBytes>
-void copy_async(unsigned to, const void* from, NoPolicy) {
-  copy_async<kBytes>(machine::shared_pointer(to, kBytes), from, true);
+void copy_async(unsigned to, const void* from, bool zeros, NoPolicy) {
+  copy_async<kBytes>(machine::shared_pointer(to, kBytes), from, !zeros);
 }
-inline void copy_async_unit(unsigned to, const void* from) { copy_async<16>(to, from, NoPolicy()); }
+inline void copy_async_unit(unsigned to, const void* from) { copy_async<16>(to, from, false, NoPolicy()); }
 inline void copy_async_or_zeros(unsigned to, const void* from, int sign, bool zeros) {
   machine::copy_later(machine::shared_pointer(to, 16), from, 16, sign < 0 || zeros ? 0 : 16);
 }
