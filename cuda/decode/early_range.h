@@ -15,7 +15,7 @@ constexpr int most_early_lengths(const DecodeConfig& cfg) {
   if (reads_segments(cfg.shape) || cfg.shape.has_wide_segments) return 0;
   if (cfg.shape.appends) return cfg.shape.rows == 8 && cfg.tuning.blocks_per_multiprocessor == 1 ? 256 : 96;
   if (cfg.tuning.teams > 1) return cfg.tuning.teams > 2 ? 0 : 32;
-  return uses_wgmma(cfg.shape) && column_warpgroups(cfg) == 2 ? 32 : 256;
+  return uses_wgmma(cfg.shape) && column_warpgroups(cfg) == 2 ? 8 : 256;
 }
 template <int kMost>
 struct EarlyLengths {

@@ -107,8 +107,9 @@ class ChunkTree {
     const Segment& s = now.segment;
     const int end = now.leaf + Tiles::kTurnLeaves;
     const bool segment_ends = end >= s.last;
-    if (!segment_ends && (end & ((1 << s.chunk_shift) - 1)) != 0) return;
-    end_chunk(tiles, s, state, now.leaf >> s.chunk_shift);
+    const int chunk = s.chunk.number(now.leaf);
+    if (!segment_ends && s.chunk.number(end) == chunk) return;
+    end_chunk(tiles, s, state, chunk);
     if (segment_ends) {
       if constexpr (kCombines) end_segment(tiles, s, now.line);
       if constexpr (clears_group<Tiles>()) merge::clear(tiles, group_);
@@ -205,7 +206,7 @@ class ChunkTree {
   // Lists those results, and finds the tile's counter.
   FLASHPORT_DEVICE void prepare_meeting(const Tiles& tiles, const Segment& s, const Line& line) const {
     // This block's number, less those of the work ranges before its own.
-    const int ranges_before = line.range_of(s.start + (s.chunks_before(s.first) << s.chunk_shift));
+    const int ranges_before = line.range_of(s.start + s.chunk.whole(s.first));
     const int first_block =
         static_cast<int>(block_.index()) - ranges_before * static_cast<int>(params().cuts[line.cut].concurrent.value);
     list_.counter = block_of(params(), block_, line, s, 0) * params().slices + tiles.slice();

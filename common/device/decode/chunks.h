@@ -2,7 +2,8 @@
 // plain arithmetic that host and device must agree on.
 //
 //   leaf   64 keys; a kernel's main loop takes one or two at a time
-//   chunk  1, 2, 4, ... leaves, in one running state; the longer the tile, the longer its chunks
+//   chunk  1 to 16 leaves, and more only of very long tiles, in one running state; the longer the tile, the longer
+//          its chunks
 //   group  4 chunks, combined left to right
 //   tile   all its groups, combined left to right
 //
@@ -21,7 +22,7 @@ inline constexpr int kLeafKeys = 64;
 inline constexpr int kGroupChunks = 4;
 inline constexpr int kMostChunks = 128;  // of a tile
 inline constexpr int kMostGroups = kMostChunks / kGroupChunks;
-inline constexpr int kLongestLine = 1 << 29;             // leaves of all tiles of a call; whole_chunks() on the line
+inline constexpr int kLongestLine = 1 << 29;             // leaves of all tiles of a call; whole chunks on the line
 inline constexpr std::int64_t kCounterCapacity = 32768;  // one a block and slice
 inline constexpr std::int64_t kCounterBytes = kCounterCapacity * 4;
 
@@ -36,31 +37,54 @@ template <class Int>
   return 2 * (is_wide ? (keys + (kWideTurn - 1)) / kWideTurn : (keys + (kTurn - 1)) / kTurn);
 }
 
-// A chunk has 1 << chunk_shift leaves: so many that a tile has at most 1 << target_shift chunks or, where that would
-// make them longer than 16 leaves, 16; and longer ones only where there would be more than kMostChunks. Finer ones are
-// of four or eight leaves in place of eight or 16.
-[[nodiscard, gnu::always_inline]] constexpr int chunk_shift(int leaves, const ChunkRule& rule) {
+inline constexpr int kMostTargetShift = 6;
+
+// The leaves of a chunk, and what a division by them takes.
+struct ChunkSize {
+  std::int32_t leaves;
+  std::uint32_t inverse;  // ceil(2^31 / leaves)
+
+  // The number of the chunk that has `leaf`. Exact, as there are sizes that are no powers of two only where a tile has
+  // few leaves: each of them adds less than `leaves` to the product, which 2^31 of them would carry into a quotient.
+  [[nodiscard]] constexpr int number(int leaf) const {
+    return static_cast<int>((std::uint64_t{2 * static_cast<std::uint32_t>(leaf)} * inverse) >> 32);
+  }
+  // Chunks that begin before `leaf`.
+  [[nodiscard]] constexpr int count(int leaf) const { return number(leaf + leaves - 1); }
+  // Leaves rounded up to whole chunks: at most twice as many.
+  [[nodiscard]] constexpr int whole(int leaf) const { return count(leaf) * leaves; }
+};
+
+// So many leaves that a tile has at most 1 << target_shift chunks: 1, 2, 4, 8, 10, 12, 14 or 16. Where that would take
+// more, 16, and longer ones only where there would be more than kMostChunks. Finer ones have half of the leaves where
+// these are 8 to 16, rounded up to an even number.
+[[nodiscard, gnu::always_inline]] constexpr ChunkSize chunk_size(int leaves, const ChunkRule& rule) {
+  constexpr std::uint32_t kOne = 1u << 31;
   const int wanted = (leaves + (1 << rule.target_shift) - 1) >> rule.target_shift;
   int shift = (wanted > 1 ? 1 : 0) + (wanted > 2 ? 1 : 0) + (wanted > 4 ? 1 : 0) + (wanted > 8 ? 1 : 0);
   shift -= rule.finer && wanted > 4 && wanted <= 16 ? 1 : 0;
   shift = shift > rule.least_shift ? shift : rule.least_shift;
   while (leaves > kMostChunks << shift) ++shift;
-  return shift;
+  ChunkSize size{1 << shift, kOne >> shift};
+  if (wanted > 8 && wanted <= 14) {
+    if (!rule.finer) {
+      size = wanted <= 10   ? ChunkSize{10, kOne / 10 + 1}
+             : wanted <= 12 ? ChunkSize{12, kOne / 12 + 1}
+                            : ChunkSize{14, kOne / 14 + 1};
+    } else if (wanted <= 12) {
+      size = {6, kOne / 6 + 1};
+    }
+  }
+  return size;
 }
 inline constexpr int kMostWideShift = 5;
 inline constexpr int kMostChunkLeaves = 16;  // but for the rule about kMostChunks
 
-// Leaves rounded up to whole chunks: at most twice as many.
-[[nodiscard]] constexpr int whole_chunks(int leaves, int shift) {
-  return ((leaves + (1 << shift) - 1) >> shift) << shift;
-}
-
 // So many chunks that the tiles of all kv heads of one long sequence fill a large device; of one head half as many, or
 // it would take longer to combine them than they save.
 [[nodiscard]] constexpr int chunk_target_shift(int num_kv_heads) {
-  constexpr int kMostShift = 6;
   int shift = 0;
-  while (shift < kMostShift && num_kv_heads << (shift + 1) <= kMostChunks) ++shift;
+  while (shift < kMostTargetShift && num_kv_heads << (shift + 1) <= kMostChunks) ++shift;
   return shift;
 }
 
@@ -141,10 +165,12 @@ inline constexpr int kLeastConcurrentLeaves = 8, kLeastLeavesOfTeams = 4;
           least_leaves};
 }
 
-// Leaves of a work range. Rounded up to four (or two) where that costs little balance: then whole sequences and whole
-// chunks fall to blocks where they fill the device.
-[[nodiscard]] constexpr int rounded_quota(int quota) {
+// Leaves of a work range. Rounded up to whole chunks, where all sequences have such ones, or else to four (or two),
+// where that costs little balance: then whole sequences and whole chunks fall to blocks where they fill the device.
+[[nodiscard]] constexpr int rounded_quota(int quota, const ChunkSize& chunk) {
   const int most_extra = quota / 8;
+  const int whole = chunk.whole(quota);
+  if (chunk.leaves > 4 && whole - quota <= most_extra) return whole;
   const int to_four = -quota & 3;
   if (to_four <= most_extra) return quota + to_four;
   return quota + ((quota & 1) <= most_extra ? quota & 1 : 0);

@@ -33,9 +33,7 @@ struct PartialSlices {
 template <class Threads>
 FLASHPORT_DEVICE void list_partials(const DecodeParams& p, const Threads& threads, PartialList& list, const Segment& s,
                                     const Line& line, int chunks, int first_block) {
-  const auto range_of = [&](int chunk) {
-    return line.range_of(s.start + (minimum(chunk, chunks - 1) << s.chunk_shift));
-  };
+  const auto range_of = [&](int chunk) { return line.range_of(s.start + minimum(chunk, chunks - 1) * s.chunk.leaves); };
   const auto concurrent = static_cast<int>(p.cuts[line.cut].concurrent.value);
   for (int chunk = threads.thread(); chunk < PartialList::padded(chunks); chunk += threads.threads()) {
     const int first = chunk / kGroupChunks * kGroupChunks;

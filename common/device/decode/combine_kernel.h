@@ -37,16 +37,18 @@ FLASHPORT_DEVICE TileOnLine find_tile(const Params& p, const Block& block, int s
   const int from = block.lane() * per_lane;
   const int to = minimum(from + per_lane, p.batch);
   int mine = 0, mine_before = 0;
+  Span first{};
   for (int i = from; i < to; ++i) {
-    const int leaves = sequence_span(p, i, key_count(p, i));
-    mine += leaves;
-    mine_before += i < seq ? leaves : 0;
+    const Span span = sequence_span(p, i, key_count(p, i));
+    mine += span.leaves;
+    mine_before += i < seq ? span.leaves : 0;
+    if (i == from) first = span;
   }
   int leaves, before;
   block.wave_exclusive_scan(mine, leaves);
   block.wave_exclusive_scan(mine_before, before);
   TileOnLine on;
-  on.line = cut_line(p, leaves, p.cuts[0].ranges.value);
+  on.line = cut_line(p, leaves, p.cuts[0].ranges.value, first_of_wave(block, first));
   const LineCut& cut = p.cuts[on.line.cut];
   const int row = divide(tile, cut.concurrent);
   on.first_block = tile - row * static_cast<int>(cut.concurrent.value);
@@ -73,7 +75,7 @@ FLASHPORT_DEVICE void decode_combine(const Params& p, const Block& block, Combin
   const TileOnLine on = find_tile(p, block, seq, number - seq * tiles);
   const Segment& s = on.segment;
   const int chunks = s.chunks_before(s.leaves);
-  const int last_chunk = s.start + ((chunks - 1) << s.chunk_shift);
+  const int last_chunk = s.start + (chunks - 1) * s.chunk.leaves;
   const bool whole = on.line.range_of(s.start) == on.line.range_of(last_chunk);  // one block had it
   if (!whole) list_partials(p, block, shared.list, s, on.line, chunks, on.first_block);
   await();

@@ -25,15 +25,15 @@ struct Segment {
   int key_low, key_high;      // keys that any row may see: [key_low, key_high); others are never read
   int clear_low, clear_high;  // keys that every row sees
   int leaves;                 // of the whole tile
-  int chunk_shift;            // leaves of a chunk: 1 << chunk_shift
-  int first, last;            // this block's leaves: [first, last), whole chunks
-  int start;                  // where the tile begins in the line
+  ChunkSize chunk;
+  int first, last;  // this block's leaves: [first, last), whole chunks
+  int start;        // where the tile begins in the line
   const std::int32_t* pages;
 
   // Leaves of the line, where a tile counts as whole chunks: then the chunks of equal sequences lie alike in it.
-  FLASHPORT_DEVICE int span() const { return whole_chunks(leaves, chunk_shift); }
+  FLASHPORT_DEVICE int span() const { return chunk.whole(leaves); }
   FLASHPORT_DEVICE bool whole() const { return first == 0 && last == leaves; }
-  FLASHPORT_DEVICE int chunks_before(int leaf) const { return (leaf + (1 << chunk_shift) - 1) >> chunk_shift; }
+  FLASHPORT_DEVICE int chunks_before(int leaf) const { return chunk.count(leaf); }
 };
 
 template <class Params>
@@ -51,15 +51,26 @@ FLASHPORT_DEVICE int leaf_count(int key_begin, int key_end) {
   return leaves > 0 ? leaves : 1;
 }
 
-FLASHPORT_DEVICE int tile_chunk_shift(const DecodeParams& p, int leaves) {
-  return chunk_shift(leaves, {p.chunk_rule.target_shift, p.chunk_rule.least_shift, kFinerChunks && p.chunk_rule.finer});
+FLASHPORT_DEVICE ChunkSize tile_chunk_size(const DecodeParams& p, int leaves) {
+  return chunk_size(leaves, {p.chunk_rule.target_shift, p.chunk_rule.least_shift, kFinerChunks && p.chunk_rule.finer});
 }
 
+// What a tile of a sequence takes of the line.
+struct Span {
+  ChunkSize chunk;
+  int leaves;
+};
 template <class Params>
-FLASHPORT_DEVICE int sequence_span(const Params& p, int seq, int length) {
+FLASHPORT_DEVICE Span sequence_span(const Params& p, int seq, int length) {
   const int low = p.window_left < 0 ? 0 : lowest_key(p, length, query_length(p, seq));
   const int leaves = leaf_count(low / kLeafKeys * kLeafKeys, length);
-  return whole_chunks(leaves, tile_chunk_shift(p, leaves));
+  const ChunkSize chunk = tile_chunk_size(p, leaves);
+  return {chunk, chunk.whole(leaves)};
+}
+
+FLASHPORT_DEVICE Span first_of_wave(const Block& block, const Span& x) {
+  const auto inverse = static_cast<unsigned>(block.wave_broadcast(static_cast<int>(x.chunk.inverse), 0));
+  return {{block.wave_broadcast(x.chunk.leaves, 0), inverse}, block.wave_broadcast(x.leaves, 0)};
 }
 
 // Fills in what depends on the sequence alone, but for its pages.
@@ -78,7 +89,7 @@ FLASHPORT_DEVICE Segment measure_sequence(const Params& p, int seq, int length) 
   s.clear_high = minimum(length, first_position + p.clear_right);
   s.key_begin = s.key_low / kLeafKeys * kLeafKeys;
   s.leaves = leaf_count(s.key_begin, s.key_high);
-  s.chunk_shift = tile_chunk_shift(p, s.leaves);
+  s.chunk = tile_chunk_size(p, s.leaves);
   return s;
 }
 template <class Params>
@@ -106,16 +117,18 @@ struct Range {
   Segment segment;
 };
 
-FLASHPORT_DEVICE Line cut_line(const DecodeParams& p, int leaves, std::int64_t blocks) {
+// `first`: of the first sequence.
+FLASHPORT_DEVICE Line cut_line(const DecodeParams& p, int leaves, std::int64_t blocks, const Span& first) {
   Line line;
   const int least_leaves = kHasTeams ? p.cuts[1].least_leaves : kLeastConcurrentLeaves;
   line.cut = std::int64_t{leaves} * p.cuts[0].rows >= least_leaves * blocks ? 1 : 0;
   const LineCut& cut = p.cuts[line.cut];
   // At least the shortest chunk: ranges without one would leave every other block idle, and with them whole
   // multiprocessors.
-  const int shortest = p.batch == 1 ? tile_chunk_shift(p, leaves) : p.chunk_rule.least_shift;
+  const int shortest = p.batch == 1 ? first.chunk.leaves : 1 << p.chunk_rule.least_shift;
   const int share = divide(leaves * cut.rows + static_cast<int>(cut.ranges.value) - 1, cut.ranges);
-  line.quota = maximum(rounded_quota(share), 1 << shortest);
+  const bool alike = static_cast<unsigned>(first.leaves) * p.batch == static_cast<unsigned>(leaves);
+  line.quota = maximum(rounded_quota(share, alike ? first.chunk : ChunkSize{}), shortest);
   line.leaves = leaves;
   line.inverse = reciprocal_approx(static_cast<float>(line.quota));
   return line;
@@ -123,13 +136,13 @@ FLASHPORT_DEVICE Line cut_line(const DecodeParams& p, int leaves, std::int64_t b
 
 // Where segments begin with turns of their own, leaves come in twos. If the batch divides the line, as it does where
 // all sequences have one length, these or equal parts of them fall to blocks whole, where that costs little balance.
-FLASHPORT_DEVICE Line cut_line(const SegmentsDecodeParams& p, int leaves, std::int64_t /*blocks*/) {
+FLASHPORT_DEVICE Line cut_line(const SegmentsDecodeParams& p, int leaves, std::int64_t /*blocks*/, const Span& first) {
   Line line;
   line.cut = 0;  // the other one is alike, or teams help, and each block has a tile of its own
   const LineCut& cut = p.cuts[0];
   const int share = divide(leaves * cut.rows + static_cast<int>(cut.ranges.value) - 1, cut.ranges);
-  const int shortest = p.batch == 1 ? tile_chunk_shift(p, leaves) : p.chunk_rule.least_shift;
-  line.quota = maximum(share + (share & 1), 1 << shortest);
+  const int shortest = p.batch == 1 ? first.chunk.leaves : 1 << p.chunk_rule.least_shift;
+  line.quota = maximum(share + (share & 1), shortest);
   const int mean = divide(leaves, p.batch, reciprocal_approx(static_cast<float>(p.batch)));
   const int ranges = mean / line.quota;  // of a sequence
   if (ranges > 0 && mean * p.batch == leaves) {
@@ -150,8 +163,7 @@ FLASHPORT_DEVICE int block_of(const DecodeParams& p, const Block& block, const L
 
 // Leaves of a tile that begins at `start` whose chunks begin before `end`.
 FLASHPORT_DEVICE int leaves_until(const Segment& s, int start, int end) {
-  return end - start >= s.leaves ? s.leaves
-                                 : minimum(s.leaves, s.chunks_before(maximum(end - start, 0)) << s.chunk_shift);
+  return end - start >= s.leaves ? s.leaves : minimum(s.leaves, s.chunk.whole(maximum(end - start, 0)));
 }
 
 FLASHPORT_DEVICE void set_tile(const DecodeParams& p, Segment& s, int tile) {
@@ -169,17 +181,21 @@ FLASHPORT_DEVICE Range balanced_range(const Params& p, const Block& block, const
   const int to = minimum(from + per_lane, p.batch);
   int mine = 0;
   int length = 0;
+  Span first{};
   for (int seq = from; seq < to; ++seq) {
     length = length_of(seq);
-    mine += sequence_span(p, seq, length);
+    const Span span = sequence_span(p, seq, length);
+    mine += span.leaves;
+    if (seq == from) first = span;
   }
+  first = first_of_wave(block, first);
   int leaves;
   int start = block.wave_exclusive_scan(mine, leaves);
 
   const int index = static_cast<int>(block.index());
   Range range;
   Line& line = range.line;
-  line = cut_line(p, leaves, block.count());
+  line = cut_line(p, leaves, block.count(), first);
   const LineCut& cut = p.cuts[line.cut];
   const auto ranges = static_cast<int>(cut.ranges.value);
   const int number = divide(index, cut.concurrent);
@@ -202,7 +218,7 @@ FLASHPORT_DEVICE Range balanced_range(const Params& p, const Block& block, const
   for (int end = seq + per_lane; per_lane > 1 && seq < end; seq += kWaveSize) {
     const int its_seq = seq + block.lane();
     length = its_seq < p.batch ? length_of(its_seq) : 0;
-    weight = its_seq < p.batch ? sequence_span(p, its_seq, length) : 0;
+    weight = its_seq < p.batch ? sequence_span(p, its_seq, length).leaves : 0;
     const int inside = block.wave_exclusive_scan(weight, leaves);
     if (begin < on_line(start + leaves)) {
       start += inside;
@@ -259,7 +275,7 @@ FLASHPORT_DEVICE Range chunk_range(const Params& p, const Block& block) {
   s.key_low = maximum(s.key_low, s.key_begin);
   s.key_high = static_cast<int>(minimum(begin + keys, static_cast<std::int64_t>(s.key_high)));
   s.leaves = leaf_count(s.key_begin, s.key_high);
-  s.chunk_shift = tile_chunk_shift(p, s.leaves);
+  s.chunk = tile_chunk_size(p, s.leaves);
   s.first = 0;
   s.last = s.key_begin < s.key_high || p.write_empty_chunks ? s.leaves : 0;
   s.start = 0;

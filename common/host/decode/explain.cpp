@@ -129,7 +129,7 @@ DecodeSchedule schedule_of(const DecodePlan& plan) {
   } else {
     s.most_chunks = most_chunks(leaves, p.chunk_rule);
     s.shortest_chunk = kLeafKeys << p.chunk_rule.least_shift;
-    s.longest_chunk = std::int64_t{kLeafKeys} << chunk_shift(static_cast<int>(leaves), p.chunk_rule);
+    s.longest_chunk = std::int64_t{kLeafKeys} * chunk_size(static_cast<int>(leaves), p.chunk_rule).leaves;
   }
   if (s.most_chunks > 1) {
     const bool later = plan.combine_kernel != nullptr || plan.merge.kernel != nullptr;

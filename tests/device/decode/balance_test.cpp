@@ -46,11 +46,10 @@ Work walk(const Launch& launch) {
     work.blocks = std::int64_t{cut.ranges.value} * cut.concurrent.value;
     int mine = 0, my_chunks = 0;
     for_each_segment(p, range, [&](const Segment& s) {
-      const int inside_chunk = (1 << s.chunk_shift) - 1;
       int& before = done.at(tile_index(p, s));
       EXPECT_EQ(s.first, before);
-      EXPECT_EQ(s.first & inside_chunk, 0);
-      EXPECT_TRUE(s.last == s.leaves || (s.last & inside_chunk) == 0);
+      EXPECT_EQ(s.first % s.chunk.leaves, 0);
+      EXPECT_TRUE(s.last == s.leaves || s.last % s.chunk.leaves == 0);
       before = s.last;
       mine += s.last - s.first;
       my_chunks += s.chunks_before(s.last) - s.chunks_before(s.first);
@@ -62,10 +61,10 @@ Work walk(const Launch& launch) {
     const int leaves = leaves_of_tile(launch, launch.lengths[tile / launch.tiles()]);
     EXPECT_EQ(done[tile], leaves) << "tile " << tile;
     work.leaves += leaves;
-    const int shift = chunk_shift(leaves, p.chunk_rule);
-    work.on_line += whole_chunks(leaves, shift);
-    work.chunks += whole_chunks(leaves, shift) >> shift;
-    work.longest_chunk = std::max(work.longest_chunk, std::min(leaves, 1 << shift));
+    const ChunkSize chunk = chunk_size(leaves, p.chunk_rule);
+    work.on_line += chunk.whole(leaves);
+    work.chunks += chunk.count(leaves);
+    work.longest_chunk = std::max(work.longest_chunk, std::min(leaves, chunk.leaves));
   }
   return work;
 }

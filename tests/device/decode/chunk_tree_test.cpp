@@ -143,8 +143,8 @@ Row join_in_order(int count, const Part& part, bool from_nothing = false) {
 }
 
 Row expected_row(int tile_id, int leaves, const ChunkRule& rule, int row) {
-  const int shift = chunk_shift(leaves, rule);
-  const int chunks = (leaves + (1 << shift) - 1) >> shift;
+  const int size = chunk_size(leaves, rule).leaves;
+  const int chunks = (leaves + size - 1) / size;
   const auto leaf = [&](int number) {
     const LeafRow from(tile_id, number, row);
     Row state;
@@ -154,8 +154,8 @@ Row expected_row(int tile_id, int leaves, const ChunkRule& rule, int row) {
     return state;
   };
   const auto chunk = [&](int number) {
-    const int first = number << shift;
-    return join_in_order(std::min(1 << shift, leaves - first), [&](int i) { return leaf(first + i); }, true);
+    const int first = number * size;
+    return join_in_order(std::min(size, leaves - first), [&](int i) { return leaf(first + i); }, true);
   };
   const auto group = [&](int number) {
     const int first = number * 4;

@@ -10,9 +10,7 @@
 namespace flashport {
 namespace {
 
-int chunks_of(std::int64_t leaves, int shift) {
-  return static_cast<int>((leaves + (std::int64_t{1} << shift) - 1) >> shift);
-}
+int chunks_of(std::int64_t leaves, std::int64_t chunk) { return static_cast<int>((leaves + chunk - 1) / chunk); }
 
 TEST(Chunks, LeavesHoldEveryKey) {
   EXPECT_EQ(leaves_of(0), 0);
@@ -27,7 +25,7 @@ TEST(Chunks, LengthsOfChunks) {
   static_assert(chunk_target_shift(4) == 5 && chunk_target_shift(8) == 4 && chunk_target_shift(32) == 2);
   static_assert(chunk_target_shift(128) == 0 && chunk_target_shift(129) == 0 && chunk_target_shift(1000) == 0);
   const auto leaves_of_chunk = [](int leaves, int heads, int least_shift = 0) {
-    return 1 << chunk_shift(leaves, {chunk_target_shift(heads), least_shift, false});
+    return chunk_size(leaves, {chunk_target_shift(heads), least_shift, false}).leaves;
   };
   EXPECT_EQ(leaves_of_chunk(1, 8), 1);
   EXPECT_EQ(leaves_of_chunk(16, 8), 1);
@@ -35,7 +33,14 @@ TEST(Chunks, LengthsOfChunks) {
   EXPECT_EQ(leaves_of_chunk(32, 8), 2);
   EXPECT_EQ(leaves_of_chunk(33, 8), 4);
   EXPECT_EQ(leaves_of_chunk(65, 8), 8);
-  EXPECT_EQ(leaves_of_chunk(129, 8), 16);
+  EXPECT_EQ(leaves_of_chunk(128, 8), 8);
+  EXPECT_EQ(leaves_of_chunk(129, 8), 10);
+  EXPECT_EQ(leaves_of_chunk(160, 8), 10);
+  EXPECT_EQ(leaves_of_chunk(161, 8), 12);
+  EXPECT_EQ(leaves_of_chunk(192, 8), 12);
+  EXPECT_EQ(leaves_of_chunk(193, 8), 14);
+  EXPECT_EQ(leaves_of_chunk(224, 8, 1), 14);
+  EXPECT_EQ(leaves_of_chunk(225, 8), 16);
   EXPECT_EQ(leaves_of_chunk(2048, 8), 16);
   EXPECT_EQ(leaves_of_chunk(2049, 8), 32);  // else there were more than 128 chunks
   EXPECT_EQ(leaves_of_chunk(64, 1), 1);
@@ -48,7 +53,7 @@ TEST(Chunks, LengthsOfChunks) {
 
 TEST(Chunks, RulesOfKernels) {
   const auto leaves_of_chunk = [](int leaves, int kv_heads, const DecodeSplit& split) {
-    return 1 << chunk_shift(leaves, chunk_rule(kv_heads, split));
+    return chunk_size(leaves, chunk_rule(kv_heads, split)).leaves;
   };
   EXPECT_EQ(leaves_of_chunk(1, 8, {}), 1);
   EXPECT_EQ(leaves_of_chunk(1, 8, {.turn_leaves = 2}), 2);
@@ -62,35 +67,38 @@ TEST(Chunks, RulesOfKernels) {
   EXPECT_EQ(leaves_of_chunk(65, 2, wide), 4);
   EXPECT_EQ(leaves_of_chunk(65, 2, {}), 2);
   EXPECT_EQ(leaves_of_chunk(256, 2, wide), 4);
-  EXPECT_EQ(leaves_of_chunk(257, 2, wide), 8);
+  EXPECT_EQ(leaves_of_chunk(257, 2, wide), 6);
+  EXPECT_EQ(leaves_of_chunk(385, 2, wide), 8);
   EXPECT_EQ(leaves_of_chunk(2048, 1, wide), 16);
   EXPECT_EQ(leaves_of_chunk(128, 8, wide), 8);
 }
 
-// Kernels that ask for finer chunks have four leaves in place of eight, and eight in place of 16.
+// Kernels that ask for finer chunks have four leaves in place of eight, and six or eight in place of 10 to 16.
 TEST(Chunks, LengthsOfFinerChunks) {
-  const auto leaves_of_chunk = [](int leaves) { return 1 << chunk_shift(leaves, {chunk_target_shift(8), 1, true}); };
+  const auto leaves_of_chunk = [](int leaves) { return chunk_size(leaves, {chunk_target_shift(8), 1, true}).leaves; };
   EXPECT_EQ(leaves_of_chunk(1), 2);
   EXPECT_EQ(leaves_of_chunk(33), 4);
   EXPECT_EQ(leaves_of_chunk(64), 4);
   EXPECT_EQ(leaves_of_chunk(65), 4);
   EXPECT_EQ(leaves_of_chunk(128), 4);
-  EXPECT_EQ(leaves_of_chunk(129), 8);
+  EXPECT_EQ(leaves_of_chunk(129), 6);
+  EXPECT_EQ(leaves_of_chunk(192), 6);
+  EXPECT_EQ(leaves_of_chunk(193), 8);
   EXPECT_EQ(leaves_of_chunk(256), 8);
   EXPECT_EQ(leaves_of_chunk(257), 16);
   EXPECT_EQ(leaves_of_chunk(2048), 16);
   EXPECT_EQ(leaves_of_chunk(2049), 32);
-  for (int target = 0; target <= 7; ++target) {
+  for (int target = 0; target <= kMostTargetShift; ++target) {
     const ChunkRule rule{target, 1, true};
     int before = 0, most = 0;
     for (int leaves = 1; leaves <= 5000; ++leaves) {
-      const int shift = chunk_shift(leaves, rule);
-      const int coarse = chunk_shift(leaves, {target, 1, false});
-      ASSERT_GE(shift, before) << leaves;
-      ASSERT_TRUE(shift == coarse || (shift == coarse - 1 && shift >= 2 && shift <= 3)) << leaves;
-      ASSERT_LE(chunks_of(leaves, shift), kMostChunks) << leaves;
-      before = shift;
-      most = std::max(most, chunks_of(leaves, shift));
+      const int size = chunk_size(leaves, rule).leaves;
+      const int coarse = chunk_size(leaves, {target, 1, false}).leaves;
+      ASSERT_GE(size, before) << leaves;
+      ASSERT_TRUE(size == coarse || (size == (coarse / 2 + 1) / 2 * 2 && coarse >= 8 && coarse <= 16)) << leaves;
+      ASSERT_LE(chunks_of(leaves, size), kMostChunks) << leaves;
+      before = size;
+      most = std::max(most, chunks_of(leaves, size));
       ASSERT_GE(most_chunks(leaves, rule), most) << "target " << target << ", leaves " << leaves;
     }
   }
@@ -98,25 +106,28 @@ TEST(Chunks, LengthsOfFinerChunks) {
 
 TEST(Chunks, GrowWithTheTileAndStayWithinTheirNumber) {
   for (int least : {0, 1}) {
-    for (int target = 0; target <= 7; ++target) {
+    for (int target = 0; target <= kMostTargetShift + 1; ++target) {
       const ChunkRule rule{target, least, false};
-      int before = least;
+      int before = 1 << least;
       int most = 0;
       for (int leaves = 1; leaves <= 5000; ++leaves) {
-        const int shift = chunk_shift(leaves, rule);
-        const int chunks = chunks_of(leaves, shift);
-        ASSERT_GE(shift, before) << leaves;
+        const ChunkSize chunk = chunk_size(leaves, rule);
+        const int size = chunk.leaves;
+        const int chunks = chunks_of(leaves, size);
+        ASSERT_GE(size, before) << leaves;
+        ASSERT_EQ(size % (1 << least), 0) << leaves;
         ASSERT_LE(chunks, kMostChunks) << leaves;
         // No longer than what one of the rules asks for.
-        const bool many = shift > least && chunks_of(leaves, shift - 1) > (1 << target);
-        ASSERT_TRUE(shift == least || (many && 1 << shift <= kMostChunkLeaves) ||
-                    chunks_of(leaves, shift - 1) > kMostChunks)
+        const int shorter = size <= 8 || size > kMostChunkLeaves ? size / 2 : size - 2;
+        const bool many = size > 1 << least && chunks_of(leaves, shorter) > (1 << target);
+        ASSERT_TRUE(size == 1 << least || (many && size <= kMostChunkLeaves) ||
+                    chunks_of(leaves, shorter) > kMostChunks)
             << leaves;
-        ASSERT_TRUE(chunks <= 1 << target || 1 << shift >= kMostChunkLeaves) << leaves;
-        const int whole = whole_chunks(leaves, shift);
-        ASSERT_EQ(whole, chunks << shift) << leaves;
-        ASSERT_LE(whole, 2 * leaves) << leaves;  // kLongestLine
-        before = shift;
+        ASSERT_TRUE(chunks <= 1 << target || size >= kMostChunkLeaves) << leaves;
+        ASSERT_EQ(chunk.count(leaves), chunks) << leaves;
+        ASSERT_EQ(chunk.whole(leaves), chunks * size) << leaves;
+        ASSERT_LE(chunk.whole(leaves), 2 * leaves) << leaves;  // kLongestLine
+        before = size;
         most = std::max(most, chunks);
         ASSERT_GE(most_chunks(leaves, rule), most) << "target " << target << ", leaves " << leaves;
       }
@@ -125,8 +136,25 @@ TEST(Chunks, GrowWithTheTileAndStayWithinTheirNumber) {
   // The longest tile that there is.
   const ChunkRule rule{7, 0, false};
   const auto longest = static_cast<int>(leaves_of(0x7fff0000));
-  EXPECT_EQ(chunks_of(longest, chunk_shift(longest, rule)), 128);
+  const ChunkSize chunk = chunk_size(longest, rule);
+  EXPECT_EQ(chunk.count(longest), 128);
+  EXPECT_EQ(chunks_of(longest, chunk.leaves), 128);
   EXPECT_EQ(most_chunks(longest, rule), 128);
+}
+
+// Of all leaves that a tile with such chunks has, and of far more.
+TEST(Chunks, NumbersAreExact) {
+  for (const bool finer : {false, true}) {
+    for (int target = 0; target <= kMostTargetShift; ++target) {
+      for (int leaves = 1; leaves <= 17 << target; ++leaves) {
+        const ChunkSize chunk = chunk_size(leaves, {target, 0, finer});
+        for (const int leaf : {leaves / 2, leaves - 1, leaves, 100'000'000 + leaves}) {
+          ASSERT_EQ(chunk.number(leaf), leaf / chunk.leaves) << leaf << " / " << chunk.leaves;
+          ASSERT_EQ(chunk.count(leaf), chunks_of(leaf, chunk.leaves)) << leaf << " / " << chunk.leaves;
+        }
+      }
+    }
+  }
 }
 
 // Whatever part of a tile a block has: the results that it publishes are numbered without a gap, in the order of their
@@ -212,17 +240,25 @@ TEST(Chunks, CutsUseTheWholeGrid) {
 
 // Never shorter, at most an eighth and few leaves longer, and the longer the sequences the rounder.
 TEST(Chunks, RoundedQuotas) {
-  for (int quota = 1; quota < 5000; ++quota) {
-    const int rounded = rounded_quota(quota);
-    ASSERT_GE(rounded, quota);
-    ASSERT_LE((rounded - quota) * 8, quota) << quota;
-    ASSERT_LE(rounded - quota, 3) << quota;
+  const auto rounded_to = [](int quota, int leaves) {
+    return rounded_quota(quota, {leaves, ((1u << 31) - 1) / static_cast<unsigned>(leaves) + 1});
+  };
+  for (const int chunk : {1, 2, 4, 6, 8, 10, 12, 14, 16}) {
+    for (int quota = 1; quota < 5000; ++quota) {
+      const int rounded = rounded_to(quota, chunk);
+      ASSERT_GE(rounded, quota);
+      ASSERT_LE((rounded - quota) * 8, quota) << quota;
+      ASSERT_LE(rounded - quota, std::max(3, chunk - 1)) << quota;
+      if (quota >= 8 * chunk) ASSERT_EQ(rounded % chunk, 0) << quota;
+    }
   }
-  EXPECT_EQ(rounded_quota(7), 7);
-  EXPECT_EQ(rounded_quota(15), 16);
-  EXPECT_EQ(rounded_quota(31), 32);
-  EXPECT_EQ(rounded_quota(61), 64);
-  EXPECT_EQ(rounded_quota(1 << 29), 1 << 29);
+  EXPECT_EQ(rounded_to(7, 1), 7);
+  EXPECT_EQ(rounded_to(15, 1), 16);
+  EXPECT_EQ(rounded_to(31, 2), 32);
+  EXPECT_EQ(rounded_to(61, 4), 64);
+  EXPECT_EQ(rounded_to(75, 10), 80);
+  EXPECT_EQ(rounded_to(31, 10), 32);
+  EXPECT_EQ(rounded_to(1 << 29, 1), 1 << 29);
 }
 
 }  // namespace

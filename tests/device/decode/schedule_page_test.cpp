@@ -20,9 +20,9 @@ TEST(SchedulePage, ChunksOfEachRequest) {
   constexpr std::array kOnLine = {104, 48, 352};
   for (int seq = 0; seq < 3; ++seq) {
     EXPECT_EQ(leaves_of(kPage.lengths[seq]), kLeaves[seq]);
-    EXPECT_EQ(1 << chunk_shift(kLeaves[seq], rule), kChunkLeaves[seq]);
+    EXPECT_EQ(chunk_size(kLeaves[seq], rule).leaves, kChunkLeaves[seq]);
     EXPECT_EQ((kLeaves[seq] + kChunkLeaves[seq] - 1) / kChunkLeaves[seq], kChunks[seq]);
-    EXPECT_EQ(whole_chunks(kLeaves[seq], chunk_shift(kLeaves[seq], rule)), kOnLine[seq]);
+    EXPECT_EQ(chunk_size(kLeaves[seq], rule).whole(kLeaves[seq]), kOnLine[seq]);
   }
 }
 
@@ -37,6 +37,7 @@ TEST(SchedulePage, ChunksByLength) {
       {1024, {64, 16}, {64, 16}},
       {2048, {128, 16}, {64, 32}},
       {8192, {512, 16}, {128, 64}},
+      {10240, {640, 16}, {256, 40}},
       {16384, {1024, 16}, {256, 64}},
       {131072, {1024, 128}, {1024, 128}},
       {262144, {2048, 128}, {2048, 128}},
@@ -44,9 +45,9 @@ TEST(SchedulePage, ChunksByLength) {
   for (const Row& row : rows) {
     const auto leaves = static_cast<int>(leaves_of(row.keys));
     for (const auto& [heads, expected] : {std::pair{8, row.of_eight_heads}, {1, row.of_one}}) {
-      const int shift = chunk_shift(leaves, {chunk_target_shift(heads), 0, false});
-      EXPECT_EQ(kLeafKeys << shift, expected[0]) << row.keys;
-      EXPECT_EQ((leaves + (1 << shift) - 1) >> shift, expected[1]) << row.keys;
+      const ChunkSize chunk = chunk_size(leaves, {chunk_target_shift(heads), 0, false});
+      EXPECT_EQ(kLeafKeys * chunk.leaves, expected[0]) << row.keys;
+      EXPECT_EQ(chunk.count(leaves), expected[1]) << row.keys;
     }
   }
 }

@@ -110,19 +110,19 @@ class Walk {
       const std::vector<Part>& parts = parts_[tile];
       ASSERT_FALSE(parts.empty()) << "tile " << tile;
       const int leaves = leaves_of_tile(launch_, launch_.lengths[tile / launch_.tiles()]);
-      const int shift = chunk_shift(leaves, p_.chunk_rule);
-      const int chunks = (leaves + (1 << shift) - 1) >> shift;
+      const int size = chunk_size(leaves, p_.chunk_rule).leaves;
+      const int chunks = (leaves + size - 1) / size;
       if (chunks > 100) ++seen.many_chunks;
       int next = 0;
       for (const Part& part : parts) {
         const Segment& s = part.segment;
         ASSERT_EQ(s.leaves, leaves);
-        ASSERT_EQ(s.chunk_shift, shift);
+        ASSERT_EQ(s.chunk.leaves, size);
         ASSERT_EQ(s.first, next) << "tile " << tile << ", block " << part.block;
         ASSERT_LT(s.first, s.last);
         ASSERT_EQ(s.start, parts[0].segment.start);
-        ASSERT_EQ(s.first & ((1 << shift) - 1), 0);
-        ASSERT_TRUE(s.last == leaves || (s.last & ((1 << shift) - 1)) == 0);
+        ASSERT_EQ(s.first % size, 0);
+        ASSERT_TRUE(s.last == leaves || s.last % size == 0);
         next = s.last;
         check_part(parts, part, chunks, sides, seen);
       }
@@ -147,7 +147,7 @@ class Walk {
       const auto apart = &part - &other;
       if (apart > 3 || apart < -3) continue;
       for (const int chunk : {other.begin(), (other.begin() + other.end()) / 2, other.end() - 1}) {
-        const int leaf = chunk << s.chunk_shift;
+        const int leaf = chunk * s.chunk.leaves;
         ASSERT_EQ(block_of(p_, block, part.line, s, leaf), other.block) << "leaf " << leaf;
       }
       // By division, as whoever combines finds the chunks of another block.

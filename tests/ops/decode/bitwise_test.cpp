@@ -129,6 +129,9 @@ std::vector<std::int64_t> lengths_at_boundaries(std::int64_t kv_heads) {
   std::vector<std::int64_t> boundaries = {64, 4 * 64, 8 * 64};
   for (int longer = 0; longer < (kv_heads > 1 ? 4 : 3); ++longer)
     boundaries.push_back(std::int64_t{64} << (target + longer));
+  if (kv_heads > 3) {
+    for (const int leaves : {10, 12, 14}) boundaries.push_back(std::int64_t{64} * leaves << target);
+  }
   std::vector<std::int64_t> lengths;
   for (const std::int64_t keys : boundaries) lengths.insert(lengths.end(), {keys - 1, keys, keys + 1});
   if (kv_heads == 1) lengths.push_back(131073);  // chunks of 16 leaves were more than there may be
