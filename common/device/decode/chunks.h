@@ -37,15 +37,13 @@ template <class Int>
   return 2 * (is_wide ? (keys + (kWideTurn - 1)) / kWideTurn : (keys + (kTurn - 1)) / kTurn);
 }
 
-inline constexpr int kMostTargetShift = 6;
-
 // The leaves of a chunk, and what a division by them takes.
 struct ChunkSize {
   std::int32_t leaves;
-  std::uint32_t inverse;  // ceil(2^31 / leaves)
+  std::uint32_t inverse;  // 2^31 / leaves: of powers of two as it is, of others to 16 bits, rounded up
 
-  // The number of the chunk that has `leaf`. Exact, as there are sizes that are no powers of two only where a tile has
-  // few leaves: each of them adds less than `leaves` to the product, which 2^31 of them would carry into a quotient.
+  // The number of the chunk that has `leaf`. Exact in tiles that have such chunks: those of sizes between powers of two
+  // have at most 16 << kMostTargetShift leaves, and it takes more than 4,000 to carry into a quotient.
   [[nodiscard]] constexpr int number(int leaf) const {
     return static_cast<int>((std::uint64_t{2 * static_cast<std::uint32_t>(leaf)} * inverse) >> 32);
   }
@@ -54,10 +52,11 @@ struct ChunkSize {
   // Leaves rounded up to whole chunks: at most twice as many.
   [[nodiscard]] constexpr int whole(int leaf) const { return count(leaf) * leaves; }
 };
+inline constexpr int kMostTargetShift = 6;
 
 // So many leaves that a tile has at most 1 << target_shift chunks: 1, 2, 4, 8, 10, 12, 14 or 16. Where that would take
 // more, 16, and longer ones only where there would be more than kMostChunks. Finer ones have half of the leaves where
-// these are 8 to 16, rounded up to an even number.
+// these are 8 to 16, rounded up to an even number. Blocks run this once, so it has few instructions and no branch.
 [[nodiscard, gnu::always_inline]] constexpr ChunkSize chunk_size(int leaves, const ChunkRule& rule) {
   constexpr std::uint32_t kOne = 1u << 31;
   const int wanted = (leaves + (1 << rule.target_shift) - 1) >> rule.target_shift;
@@ -65,17 +64,12 @@ struct ChunkSize {
   shift -= rule.finer && wanted > 4 && wanted <= 16 ? 1 : 0;
   shift = shift > rule.least_shift ? shift : rule.least_shift;
   while (leaves > kMostChunks << shift) ++shift;
-  ChunkSize size{1 << shift, kOne >> shift};
-  if (wanted > 8 && wanted <= 14) {
-    if (!rule.finer) {
-      size = wanted <= 10   ? ChunkSize{10, kOne / 10 + 1}
-             : wanted <= 12 ? ChunkSize{12, kOne / 12 + 1}
-                            : ChunkSize{14, kOne / 14 + 1};
-    } else if (wanted <= 12) {
-      size = {6, kOne / 6 + 1};
-    }
-  }
-  return size;
+  // Above eight and below 15: 10 + 2 * step, whose inverses the polynomial has, or six.
+  const auto above = static_cast<unsigned>(wanted - 9);
+  const unsigned step = above >> 1;
+  const std::uint32_t inverse = rule.finer ? kOne / 6 + 1 : (3277u + step * (78u * step - 624u)) << 16;
+  const bool between = above < (rule.finer ? 4u : 6u);
+  return {between ? (rule.finer ? 6 : static_cast<int>(10 + 2 * step)) : 1 << shift, between ? inverse : kOne >> shift};
 }
 inline constexpr int kMostWideShift = 5;
 inline constexpr int kMostChunkLeaves = 16;  // but for the rule about kMostChunks
