@@ -161,7 +161,7 @@ inline constexpr int kLeastConcurrentLeaves = 8, kLeastLeavesOfTeams = 4;
 
 // Leaves of a work range. Rounded up to whole chunks, where all sequences have such ones, or else to four (or two),
 // where that costs little balance: then whole sequences and whole chunks fall to blocks where they fill the device.
-[[nodiscard]] constexpr int rounded_quota(int quota, const ChunkSize& chunk) {
+[[nodiscard, gnu::always_inline]] constexpr int rounded_quota(int quota, const ChunkSize& chunk) {
   const int most_extra = quota / 8;
   const int whole = chunk.whole(quota);
   if (chunk.leaves > 4 && whole - quota <= most_extra) return whole;
