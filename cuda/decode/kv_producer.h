@@ -86,8 +86,8 @@ class KvProducer {
   // The wave's rows of a tile.
   struct Rows {
     kv::TokenCoord places[kRowsPerLane];  // of those that the lane cares for
-    int count;                            // the first ones, which are there, unless before them are some that are not
-    bool whole;                           // they are as stored, and none before `count` is missing
+    int count;                            // of those before the sequence's end
+    bool whole;                           // they are as stored, and the first `count` are all there
     bool neighbours;                      // and they follow each other, so that their addresses need no list
   };
 

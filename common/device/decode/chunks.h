@@ -40,10 +40,11 @@ template <class Int>
 // The leaves of a chunk, and what a division by them takes.
 struct ChunkSize {
   std::int32_t leaves;
-  std::uint32_t inverse;  // 2^31 / leaves: of powers of two as it is, of others to 16 bits, rounded up
+  std::uint32_t inverse;  // 2^31 / leaves, rounded up; of 10, 12 and 14 leaves to 16 bits
 
   // The number of the chunk that has `leaf`. Exact in tiles that have such chunks: those of sizes between powers of two
-  // have at most 16 << kMostTargetShift leaves, and it takes more than 4,000 to carry into a quotient.
+  // have at most 14 << kMostTargetShift leaves, and it takes more than 4,000 to carry into a quotient. A quota may be
+  // longer: then what whole() gives may be some chunks more than needed.
   [[nodiscard]] constexpr int number(int leaf) const {
     return static_cast<int>((std::uint64_t{2 * static_cast<std::uint32_t>(leaf)} * inverse) >> 32);
   }
@@ -83,7 +84,8 @@ inline constexpr int kMostChunkLeaves = 16;  // but for the rule about kMostChun
 }
 
 // The rule of a kernel: chunks have two leaves at least where a turn takes two, and where states are large or wide.
-// Where they are wide, tiles of long sequences have half as many chunks, of up to four leaves.
+// Where they are wide, tiles with one or two kv heads have half as many chunks up to 128 leaves, and more from 257 on,
+// of six or eight.
 [[nodiscard]] constexpr ChunkRule chunk_rule(int num_kv_heads, const DecodeSplit& split) {
   const int target_shift = chunk_target_shift(num_kv_heads);
   const int least_shift = split.turn_leaves > 1 || split.large || split.wide ? 1 : 0;
@@ -159,7 +161,8 @@ inline constexpr int kLeastConcurrentLeaves = 8, kLeastLeavesOfTeams = 4;
           least_leaves};
 }
 
-// Leaves of a work range. Rounded up to whole chunks, where all sequences have such ones, or else to four (or two),
+// Leaves of a work range. Rounded up to whole chunks, where all sequences take as much of the line, or else to four (or
+// two),
 // where that costs little balance: then whole sequences and whole chunks fall to blocks where they fill the device.
 [[nodiscard, gnu::always_inline]] constexpr int rounded_quota(int quota, const ChunkSize& chunk) {
   const int most_extra = quota / 8;

@@ -12,7 +12,7 @@ namespace flashport {
 struct ChunkRule {
   std::int32_t target_shift;  // a tile has at most 1 << target_shift chunks while they have up to 16 leaves
   std::int32_t least_shift;   // a chunk has 1 << least_shift leaves at least
-  bool finer;                 // and twice as many chunks, where they have four leaves or more
+  bool finer;                 // and up to twice as many chunks, where they have more than four leaves
 };
 
 // How a grid cuts the line of leaves (schedule.h) into work ranges, one for each `concurrent` blocks.

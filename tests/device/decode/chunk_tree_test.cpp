@@ -309,7 +309,8 @@ void check_batch(const Batch& batch, std::mt19937& random, int& combined) {
 
 TYPED_TEST(ChunkTrees, OutputsFollowFromTheTileAlone) {
   constexpr int kGrids[] = {1, 2, 3, 7, 16, 33, 132, 264, 528};
-  constexpr std::int32_t kLengths[] = {0, 1, 64, 65, 257, 1024, 1025, 2048, 4100, 8192, 8193, 16385, 40000};
+  constexpr std::int32_t kLengths[] = {0,    1,    64,   65,    257,   1024,  1025,  2048,
+                                       4100, 8192, 8193, 12000, 14000, 16385, 28000, 40000};
   std::mt19937 random(3);
   const auto pick = [&](const auto& from) { return from[random() % std::size(from)]; };
   int combined = 0;

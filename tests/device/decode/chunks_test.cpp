@@ -60,7 +60,7 @@ TEST(Chunks, RulesOfKernels) {
   EXPECT_EQ(leaves_of_chunk(1, 8, {.large = true}), 2);
   EXPECT_EQ(leaves_of_chunk(128, 8, {.turn_leaves = 2}), 8);
   EXPECT_EQ(leaves_of_chunk(128, 8, {.turn_leaves = 2, .finer = true}), 4);
-  // With one or two kv heads wide states have half as many chunks, but for those of four leaves and more.
+  // With one or two kv heads wide states have half as many chunks up to 128 leaves, and more from 257 on.
   const DecodeSplit wide{.wide = true};
   EXPECT_EQ(leaves_of_chunk(1, 2, wide), 2);
   EXPECT_EQ(leaves_of_chunk(64, 2, wide), 2);
@@ -242,7 +242,12 @@ TEST(Chunks, CutsUseTheWholeGrid) {
 // Never shorter, at most an eighth and few leaves longer, and the longer the sequences the rounder.
 TEST(Chunks, RoundedQuotas) {
   const auto rounded_to = [](int quota, int leaves) {
-    return rounded_quota(quota, {leaves, ((1u << 31) - 1) / static_cast<unsigned>(leaves) + 1});
+    for (const bool finer : {false, true}) {
+      const ChunkSize chunk = chunk_size(finer ? 2 * leaves : leaves, {0, 0, finer});
+      if (chunk.leaves == leaves) return rounded_quota(quota, chunk);
+    }
+    ADD_FAILURE() << "no chunks of " << leaves << " leaves";
+    return 0;
   };
   for (const int chunk : {1, 2, 4, 6, 8, 10, 12, 14, 16}) {
     for (int quota = 1; quota < 5000; ++quota) {
@@ -259,7 +264,14 @@ TEST(Chunks, RoundedQuotas) {
   EXPECT_EQ(rounded_to(61, 4), 64);
   EXPECT_EQ(rounded_to(75, 10), 80);
   EXPECT_EQ(rounded_to(31, 10), 32);
-  EXPECT_EQ(rounded_to(1 << 29, 1), 1 << 29);
+  for (const int chunk : {1, 6, 10, 12, 14, 16}) {  // where inverses are not exact any more, too
+    for (const int quota : {5461, 8192, 16384, 1'000'000, kLongestLine}) {
+      const int rounded = rounded_to(quota, chunk);
+      ASSERT_GE(rounded, quota);
+      ASSERT_LE((rounded - quota) * 8, quota) << quota;
+      ASSERT_EQ(rounded % chunk, 0) << quota;
+    }
+  }
 }
 
 }  // namespace

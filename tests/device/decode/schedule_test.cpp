@@ -180,7 +180,8 @@ void check(const Launch& launch, int wave_size, Seen& seen) {
 }
 
 TEST(Schedule, EveryChunkHasOneBlockThatAllKnow) {
-  constexpr std::int32_t kLengths[] = {0, 1, 63, 64, 65, 128, 200, 1023, 1024, 1025, 5000, 16384, 16385, 131072};
+  constexpr std::int32_t kLengths[] = {0,    1,    63,   64,    65,    128,   200,   1023,  1024,
+                                       1025, 5000, 9000, 12000, 14000, 16384, 16385, 131072};
   constexpr int kWaveSizes[] = {1, 3, 16, 32, 64};
   constexpr int kGrids[] = {1, 2, 3, 7, 8, 13, 16, 33, 64, 132, 264, 528};
   std::mt19937 random(2);
