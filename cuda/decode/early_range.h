@@ -9,8 +9,9 @@
 namespace flashport::FLASHPORT_TARGET::decode {
 
 // The lengths that ranges follow from, in shared memory, of batches of up to so many sequences: fewer where new keys
-// take the room, few where two warpgroups share the columns of 64 rows or two teams share a block, and none where four
-// teams fill it. Kernels that read segments have none, as their ranges follow from more than one array.
+// take the room, few where two teams share a block, fewer where two warpgroups share the columns of 64 rows, whose
+// segments lie in shared memory, too, and none where four teams fill it. Kernels that read segments have none, as their
+// ranges follow from more than one array.
 constexpr int most_early_lengths(const DecodeConfig& cfg) {
   if (reads_segments(cfg.shape) || cfg.shape.has_wide_segments) return 0;
   if (cfg.shape.appends) return cfg.shape.rows == 8 && cfg.tuning.blocks_per_multiprocessor == 1 ? 256 : 96;
