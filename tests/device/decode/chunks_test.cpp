@@ -255,7 +255,9 @@ TEST(Chunks, RoundedQuotas) {
       ASSERT_GE(rounded, quota);
       ASSERT_LE((rounded - quota) * 8, quota) << quota;
       ASSERT_LE(rounded - quota, std::max(3, chunk - 1)) << quota;
-      if (quota >= 8 * chunk) ASSERT_EQ(rounded % chunk, 0) << quota;
+      if (quota >= 8 * chunk) {
+        ASSERT_EQ(rounded % chunk, 0) << quota;
+      }
     }
   }
   EXPECT_EQ(rounded_to(7, 1), 7);
