@@ -95,16 +95,6 @@ FLASHPORT_DEVICE void copy_async_or_zeros(unsigned to, const void* from, int sig
       "}" ::"r"(to),
       "l"(from), "r"(sign), "r"(static_cast<int>(zeros)));
 }
-// The same with 8 bytes.
-FLASHPORT_DEVICE void copy_eight_or_zeros(unsigned to, const void* from, bool zeros) {
-  asm volatile(
-      "{\n"
-      ".reg .pred zeros;\n"
-      "setp.ne.b32 zeros, %2, 0;\n"
-      "cp.async.ca.shared.global [%0], [%1], 8, zeros;\n"
-      "}" ::"r"(to),
-      "l"(from), "r"(static_cast<int>(zeros)));
-}
 
 // 16 bytes of shared memory, as values of which the compiler knows nothing.
 FLASHPORT_DEVICE void load_shared(unsigned (&r)[4], const unsigned (&from)[4]) {
