@@ -56,9 +56,8 @@ FLASHPORT_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-FLASHPORT_DEVICE float reciprocal_approx(float x) { return __fdividef(1.0f, x); }
-// x is 2^-126 to 2^126: no more than the instruction.
-FLASHPORT_DEVICE float reciprocal_of_normal(float x) {
+// Of a normal number: no more than the instruction.
+FLASHPORT_DEVICE float reciprocal_approx(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;

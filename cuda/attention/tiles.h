@@ -179,7 +179,7 @@ class AttentionTiles {
         const float a = sigmoid_denominator(two[0], factor), b = sigmoid_denominator(two[1], factor);
         const float c = sigmoid_denominator(next[0], factor), d = sigmoid_denominator(next[1], factor);
         const float ab = a * b, cd = c * d;
-        const float of_all = reciprocal_of_normal(ab * cd);
+        const float of_all = reciprocal_approx(ab * cd);
         const float of_ab = of_all * cd, of_cd = of_all * ab;
         two[0] = of_ab * b, two[1] = of_ab * a;
         next[0] = of_cd * d, next[1] = of_cd * c;

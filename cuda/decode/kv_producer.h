@@ -176,19 +176,17 @@ class KvProducer {
   FLASHPORT_DEVICE int row_of_turn(int tile, int i) const { return tile * tile_keys(kCfg) + row_of_tile(i); }
   FLASHPORT_DEVICE static bool holds(const Segment& s, int token) { return token >= s.key_low && token < s.key_high; }
 
-  // Asks for the page numbers of the leaf that `scout` stands at, and moves it on.
+  // Asks for the page numbers of the leaf that `scout` stands at, if there are pages, and moves it on.
   template <class Cursor>
   FLASHPORT_DEVICE void look_up(const Params& p, Cursor& scout, int slot) {
-    if (scout.done()) return;
+    if (p.cache.table == nullptr || scout.done()) return;
     const Segment& s = scout.segment;
-    if (s.pages != nullptr) {
 #pragma unroll
-      for (int i = 0; i < kTurnTiles * kRowsPerLane; ++i) {
-        const int row = row_of_turn(i / kRowsPerLane, i % kRowsPerLane), token = scout.key() + row;
-        if (!holds(s, token) || block_.lane() >= kRowsAtOnce) continue;
-        copy_async<4>(&ring_.pages[slot][row], s.pages + kv::page_coord<Params::kPlain>(p.cache, s.pages, token).page,
-                      true);
-      }
+    for (int i = 0; i < kTurnTiles * kRowsPerLane; ++i) {
+      const int row = row_of_turn(i / kRowsPerLane, i % kRowsPerLane), token = scout.key() + row;
+      if (!holds(s, token) || block_.lane() >= kRowsAtOnce) continue;
+      copy_async<4>(&ring_.pages[slot][row], s.pages + kv::page_coord<Params::kPlain>(p.cache, s.pages, token).page,
+                    true);
     }
     scout.next(p, kCfg.tuning.leaves);
   }

@@ -107,9 +107,8 @@ class ChunkTree {
     const Segment& s = now.segment;
     const int end = now.leaf + Tiles::kTurnLeaves;
     const bool segment_ends = end >= s.last;
-    const int chunk = s.chunk.number(now.leaf);
-    if (!segment_ends && s.chunk.number(end) == chunk) return;
-    end_chunk(tiles, s, state, chunk);
+    if (!segment_ends && s.chunk.number(end) * s.chunk.leaves != end) return;
+    end_chunk(tiles, s, state, s.chunk.number(now.leaf));
     if (segment_ends) {
       if constexpr (kCombines) end_segment(tiles, s, now.line);
       if constexpr (clears_group<Tiles>()) merge::clear(tiles, group_);

@@ -13,12 +13,14 @@
 // counters have one address whatever the shapes of a call are, so that calls of any shapes may share a workspace.
 #pragma once
 
+#include <bit>
+
 #include "common/device/decode/config.h"
 #include "common/device/decode/params.h"
 
 namespace flashport {
 
-inline constexpr int kLeafKeys = 64;
+inline constexpr int kLeafShift = 6, kLeafKeys = 1 << kLeafShift;
 inline constexpr int kGroupChunks = 4;
 inline constexpr int kMostChunks = 128;  // of a tile
 inline constexpr int kMostGroups = kMostChunks / kGroupChunks;
@@ -60,13 +62,15 @@ inline constexpr int kMostTargetShift = 6;
 // these are 8 to 16, rounded up to an even number. Blocks run this once, so it has few instructions and no branch.
 [[nodiscard, gnu::always_inline]] constexpr ChunkSize chunk_size(int leaves, const ChunkRule& rule) {
   constexpr std::uint32_t kOne = 1u << 31;
-  const int wanted = (leaves + (1 << rule.target_shift) - 1) >> rule.target_shift;
-  int shift = (wanted > 1 ? 1 : 0) + (wanted > 2 ? 1 : 0) + (wanted > 4 ? 1 : 0) + (wanted > 8 ? 1 : 0);
-  shift -= rule.finer && wanted > 4 && wanted <= 16 ? 1 : 0;
+  constexpr int kMostBits = std::bit_width(unsigned{kMostChunks} - 1);
+  const auto wanted = static_cast<unsigned>(leaves + (1 << rule.target_shift) - 1) >> rule.target_shift;
+  const int bits = std::bit_width(wanted - 1);
+  int shift = (bits < 4 ? bits : 4) - (rule.finer && (bits == 3 || bits == 4) ? 1 : 0);
   shift = shift > rule.least_shift ? shift : rule.least_shift;
-  while (leaves > kMostChunks << shift) ++shift;
+  const int longest = std::bit_width(static_cast<unsigned>(leaves - 1)) - kMostBits;
+  shift = shift > longest ? shift : longest;
   // Above eight and below 15: 10 + 2 * step, whose inverses the polynomial has, or six.
-  const auto above = static_cast<unsigned>(wanted - 9);
+  const unsigned above = wanted - 9;
   const unsigned step = above >> 1;
   const std::uint32_t inverse = rule.finer ? kOne / 6 + 1 : (3277u + step * (78u * step - 624u)) << 16;
   const bool between = above < (rule.finer ? 4u : 6u);
@@ -165,7 +169,7 @@ inline constexpr int kLeastConcurrentLeaves = 8, kLeastLeavesOfTeams = 4;
 // two),
 // where that costs little balance: then whole sequences and whole chunks fall to blocks where they fill the device.
 [[nodiscard, gnu::always_inline]] constexpr int rounded_quota(int quota, const ChunkSize& chunk) {
-  const int most_extra = quota / 8;
+  const int most_extra = static_cast<int>(static_cast<unsigned>(quota) / 8);
   const int whole = chunk.whole(quota);
   if (chunk.leaves > 4 && whole - quota <= most_extra) return whole;
   const int to_four = -quota & 3;

@@ -40,8 +40,8 @@ FLASHPORT_DEVICE void list_partials(const DecodeParams& p, const Threads& thread
     const int range = range_of(chunk);
     const bool held = range_of(first) == range_of(first + kGroupChunks - 1);
     const int its_begin = range * line.quota;
-    const int begin = s.chunks_before(leaves_until(s, s.start, its_begin));
-    const int end = s.chunks_before(leaves_until(s, s.start, its_begin + line.quota));
+    const int begin = chunks_until(s, s.start, its_begin);
+    const int end = chunks_until(s, s.start, its_begin + line.quota);
     const int index = partial_index(begin, end, chunks, chunk);
     const int block = first_block + range * concurrent;
     const auto number = static_cast<int>(partial_number(block, p.side_partials, begin > 0 ? 0 : 1, index));

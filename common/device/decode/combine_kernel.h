@@ -33,22 +33,20 @@ struct TileOnLine {
 
 template <class Params>
 FLASHPORT_DEVICE TileOnLine find_tile(const Params& p, const Block& block, int seq, int tile) {
-  const int per_lane = (p.batch + kWaveSize - 1) / kWaveSize;
-  const int from = block.lane() * per_lane;
-  const int to = minimum(from + per_lane, p.batch);
+  const int from = block.lane() * sequences_of_lane(p);
+  const int to = minimum(from + sequences_of_lane(p), p.batch);
   int mine = 0, mine_before = 0;
-  Span first{};
+  Span span{};  // of the last one
   for (int i = from; i < to; ++i) {
-    const Span span = sequence_span(p, i, key_count(p, i));
+    span = sequence_span(p, i, key_count(p, i));
     mine += span.leaves;
     mine_before += i < seq ? span.leaves : 0;
-    if (i == from) first = span;
   }
   int leaves, before;
   block.wave_exclusive_scan(mine, leaves);
   block.wave_exclusive_scan(mine_before, before);
   TileOnLine on;
-  on.line = cut_line(p, leaves, p.cuts[0].ranges.value, first_of_wave(block, first));
+  on.line = cut_line(p, leaves, p.cuts[0].ranges.value, broadcast_span(block, span, 0));
   const LineCut& cut = p.cuts[on.line.cut];
   const int row = divide(tile, cut.concurrent);
   on.first_block = tile - row * static_cast<int>(cut.concurrent.value);

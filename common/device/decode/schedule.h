@@ -47,7 +47,7 @@ FLASHPORT_DEVICE int lowest_key(const Params& p, int length, int q_len) {
 }
 
 FLASHPORT_DEVICE int leaf_count(int key_begin, int key_end) {
-  const int leaves = (key_end - key_begin + kLeafKeys - 1) / kLeafKeys;
+  const int leaves = (key_end - key_begin + kLeafKeys - 1) >> kLeafShift;
   return leaves > 0 ? leaves : 1;
 }
 
@@ -68,12 +68,15 @@ FLASHPORT_DEVICE Span sequence_span(const Params& p, int seq, int length) {
   return {chunk, chunk.whole(leaves)};
 }
 
-FLASHPORT_DEVICE Span first_of_wave(const Block& block, const Span& x) {
-  const auto inverse = static_cast<unsigned>(block.wave_broadcast(static_cast<int>(x.chunk.inverse), 0));
-  return {{block.wave_broadcast(x.chunk.leaves, 0), inverse}, block.wave_broadcast(x.leaves, 0)};
+FLASHPORT_DEVICE ChunkSize broadcast_chunk(const Block& block, const ChunkSize& x, int lane) {
+  const auto inverse = static_cast<unsigned>(block.wave_broadcast(static_cast<int>(x.inverse), lane));
+  return {block.wave_broadcast(x.leaves, lane), inverse};
+}
+FLASHPORT_DEVICE Span broadcast_span(const Block& block, const Span& x, int lane) {
+  return {broadcast_chunk(block, x.chunk, lane), block.wave_broadcast(x.leaves, lane)};
 }
 
-// Fills in what depends on the sequence alone, but for its pages.
+// Fills in what depends on the sequence alone, but for its chunks and pages.
 template <class Params>
 FLASHPORT_DEVICE Segment measure_sequence(const Params& p, int seq, int length) {
   Segment s;
@@ -89,12 +92,12 @@ FLASHPORT_DEVICE Segment measure_sequence(const Params& p, int seq, int length) 
   s.clear_high = minimum(length, first_position + p.clear_right);
   s.key_begin = s.key_low / kLeafKeys * kLeafKeys;
   s.leaves = leaf_count(s.key_begin, s.key_high);
-  s.chunk = tile_chunk_size(p, s.leaves);
   return s;
 }
 template <class Params>
 FLASHPORT_DEVICE Segment open_sequence(const Params& p, int seq, int length) {
   Segment s = measure_sequence(p, seq, length);
+  s.chunk = tile_chunk_size(p, s.leaves);
   s.pages = kv::page_list<Params::kPlain>(p.cache, seq);
   return s;
 }
@@ -117,18 +120,23 @@ struct Range {
   Segment segment;
 };
 
-// `first`: of the first sequence.
-FLASHPORT_DEVICE Line cut_line(const DecodeParams& p, int leaves, std::int64_t blocks, const Span& first) {
+// The sequences of the batch that a lane of a wave measures: so many on end, or what is left of them.
+FLASHPORT_DEVICE int sequences_of_lane(const DecodeParams& p) {
+  return static_cast<int>((static_cast<unsigned>(p.batch) + kWaveSize - 1) / kWaveSize);
+}
+
+// `one`: of the last sequence that lane 0 measures.
+FLASHPORT_DEVICE Line cut_line(const DecodeParams& p, int leaves, unsigned blocks, const Span& one) {
   Line line;
   const int least_leaves = kHasTeams ? p.cuts[1].least_leaves : kLeastConcurrentLeaves;
-  line.cut = std::int64_t{leaves} * p.cuts[0].rows >= least_leaves * blocks ? 1 : 0;
+  line.cut = static_cast<unsigned>(leaves) * p.cuts[0].rows >= static_cast<unsigned>(least_leaves) * blocks ? 1 : 0;
   const LineCut& cut = p.cuts[line.cut];
   // At least the shortest chunk: ranges without one would leave every other block idle, and with them whole
   // multiprocessors.
-  const int shortest = p.batch == 1 ? first.chunk.leaves : 1 << p.chunk_rule.least_shift;
+  const int shortest = p.batch == 1 ? one.chunk.leaves : 1 << p.chunk_rule.least_shift;
   const int share = divide(leaves * cut.rows + static_cast<int>(cut.ranges.value) - 1, cut.ranges);
-  const bool alike = static_cast<unsigned>(first.leaves) * p.batch == static_cast<unsigned>(leaves);
-  line.quota = maximum(rounded_quota(share, alike ? first.chunk : ChunkSize{}), shortest);
+  const bool alike = static_cast<unsigned>(one.leaves) * p.batch == static_cast<unsigned>(leaves);
+  line.quota = maximum(rounded_quota(share, alike ? one.chunk : ChunkSize{}), shortest);
   line.leaves = leaves;
   line.inverse = reciprocal_approx(static_cast<float>(line.quota));
   return line;
@@ -136,12 +144,12 @@ FLASHPORT_DEVICE Line cut_line(const DecodeParams& p, int leaves, std::int64_t b
 
 // Where segments begin with turns of their own, leaves come in twos. If the batch divides the line, as it does where
 // all sequences have one length, these or equal parts of them fall to blocks whole, where that costs little balance.
-FLASHPORT_DEVICE Line cut_line(const SegmentsDecodeParams& p, int leaves, std::int64_t /*blocks*/, const Span& first) {
+FLASHPORT_DEVICE Line cut_line(const SegmentsDecodeParams& p, int leaves, unsigned /*blocks*/, const Span& one) {
   Line line;
   line.cut = 0;  // the other one is alike, or teams help, and each block has a tile of its own
   const LineCut& cut = p.cuts[0];
   const int share = divide(leaves * cut.rows + static_cast<int>(cut.ranges.value) - 1, cut.ranges);
-  const int shortest = p.batch == 1 ? first.chunk.leaves : 1 << p.chunk_rule.least_shift;
+  const int shortest = p.batch == 1 ? one.chunk.leaves : 1 << p.chunk_rule.least_shift;
   line.quota = maximum(share + (share & 1), shortest);
   const int mean = divide(leaves, p.batch, reciprocal_approx(static_cast<float>(p.batch)));
   const int ranges = mean / line.quota;  // of a sequence
@@ -161,9 +169,12 @@ FLASHPORT_DEVICE int block_of(const DecodeParams& p, const Block& block, const L
   return index + (line.range_of(s.start + leaf) - divide(index, concurrent)) * static_cast<int>(concurrent.value);
 }
 
-// Leaves of a tile that begins at `start` whose chunks begin before `end`.
+// Leaves and chunks of a tile that begins at `start`: of those whose chunks begin before `end`.
 FLASHPORT_DEVICE int leaves_until(const Segment& s, int start, int end) {
   return end - start >= s.leaves ? s.leaves : minimum(s.leaves, s.chunk.whole(maximum(end - start, 0)));
+}
+FLASHPORT_DEVICE int chunks_until(const Segment& s, int start, int end) {
+  return s.chunk.count(minimum(maximum(end - start, 0), s.leaves));
 }
 
 FLASHPORT_DEVICE void set_tile(const DecodeParams& p, Segment& s, int tile) {
@@ -176,26 +187,25 @@ FLASHPORT_DEVICE void set_tile(const DecodeParams& p, Segment& s, int tile) {
 template <class Params, class Lengths>
 FLASHPORT_DEVICE Range balanced_range(const Params& p, const Block& block, const Lengths& length_of) {
   // A lane's sequences: [from, to).
-  const int per_lane = (p.batch + kWaveSize - 1) / kWaveSize;
+  const int per_lane = sequences_of_lane(p);
   const int from = block.lane() * per_lane;
   const int to = minimum(from + per_lane, p.batch);
   int mine = 0;
   int length = 0;
-  Span first{};
+  Span span{};  // of the last one
+  FLASHPORT_UNROLL(1)
   for (int seq = from; seq < to; ++seq) {
     length = length_of(seq);
-    const Span span = sequence_span(p, seq, length);
+    span = sequence_span(p, seq, length);
     mine += span.leaves;
-    if (seq == from) first = span;
   }
-  first = first_of_wave(block, first);
   int leaves;
   int start = block.wave_exclusive_scan(mine, leaves);
 
   const int index = static_cast<int>(block.index());
   Range range;
   Line& line = range.line;
-  line = cut_line(p, leaves, block.count(), first);
+  line = cut_line(p, leaves, static_cast<unsigned>(block.count()), broadcast_span(block, span, 0));
   const LineCut& cut = p.cuts[line.cut];
   const auto ranges = static_cast<int>(cut.ranges.value);
   const int number = divide(index, cut.concurrent);
@@ -215,10 +225,12 @@ FLASHPORT_DEVICE Range balanced_range(const Params& p, const Block& block, const
   };
   int finder = find();
   int seq = finder * per_lane;
+  FLASHPORT_UNROLL(1)
   for (int end = seq + per_lane; per_lane > 1 && seq < end; seq += kWaveSize) {
     const int its_seq = seq + block.lane();
     length = its_seq < p.batch ? length_of(its_seq) : 0;
-    weight = its_seq < p.batch ? sequence_span(p, its_seq, length).leaves : 0;
+    span = its_seq < p.batch ? sequence_span(p, its_seq, length) : Span{};
+    weight = span.leaves;
     const int inside = block.wave_exclusive_scan(weight, leaves);
     if (begin < on_line(start + leaves)) {
       start += inside;
@@ -230,6 +242,7 @@ FLASHPORT_DEVICE Range balanced_range(const Params& p, const Block& block, const
   if (per_lane > 1) seq += finder;
   Segment& s = range.segment;
   s = measure_sequence(p, seq, block.wave_broadcast(length, finder));
+  s.chunk = broadcast_chunk(block, span.chunk, finder);
   int row = divide(begin - on_line(start), s.span(), reciprocal_approx(static_cast<float>(s.span())));
   s.start = on_line(start) + row * s.span();
   s.first = leaves_until(s, s.start, begin);
@@ -244,6 +257,7 @@ FLASHPORT_DEVICE Range balanced_range(const Params& p, const Block& block, const
       }
       const int next_start = s.start;
       s = measure_sequence(p, seq, length_of(seq));
+      s.chunk = tile_chunk_size(p, s.leaves);
       s.start = next_start;
       s.first = 0;
     }

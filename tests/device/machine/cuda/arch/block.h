@@ -148,7 +148,6 @@ inline float minimum_or_nan(float a, float b) { return std::isnan(a) || std::isn
 
 inline float exp2_approx(float x) { return std::exp2(x); }
 inline float reciprocal_approx(float x) { return 1.0f / x; }
-inline float reciprocal_of_normal(float x) { return 1.0f / x; }
 inline float log2_full(float x) { return std::log2(x); }
 inline float tanh_full(float x) { return std::tanh(x); }
 inline float mul_rn(float a, float b) { return a * b; }
