@@ -98,7 +98,7 @@ def grid_seconds(target: str, shape: Shape) -> tuple[float, float]:
 
 def grid_table(target: str) -> list[str]:
     """The rows of one device's table of the grid: a head shape with its new tokens, by batches."""
-    grid = shapes.grid()
+    grid = [shape for shape in shapes.grid() if not shape.between]
     batches = list(dict.fromkeys(s.batch for s in sorted(grid, key=lambda s: (s.ragged, len(s.lens), s.lens[0]))))
     cells: dict[str, dict[str, str]] = {}
     for shape in grid:
@@ -168,8 +168,9 @@ much](gated-delta.md#what-it-costs)). *One chain* is what no number of CUs short
 columns over {CHUNKS} chunks in a row. Barriers, LDS and the rounding of operands come on top.
 
 The third tables have the shapes that `benchmarks/run.py --grid` times on a card (`benchmarks/decode_grid/shapes.py`):
-bf16, the larger of the two times of a shape, * where that is the products'. They count neither a launch nor the time
-until the first keys arrive, which are most of a small shape's time, and take all CUs for busy.
+bf16, but for lengths between powers of two. They have the larger of the two times of a shape, * where that is the
+products'. They count neither a launch nor the time until the first keys arrive, which are most of a small shape's time,
+and take all CUs for busy.
 """
 
 

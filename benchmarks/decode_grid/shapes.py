@@ -28,10 +28,11 @@ MODELS = {
 }
 # Large groups on one kv head that no model above has.
 _MULTI_QUERY = ((64, 1, 64), (64, 1, 128), (71, 1, 128))
-# Head shapes that take all sizes, those that take ragged batches, and those that take several new tokens.
+# Head shapes that take all sizes, those that take ragged batches, several new tokens, and lengths between powers of two.
 _MAIN = ((32, 8, 128), (64, 8, 128), (28, 4, 128), (16, 2, 128), (8, 1, 128), (32, 8, 64), (16, 2, 256))
 _RAGGED = ((32, 8, 128), (8, 1, 128), (28, 4, 128), (32, 8, 64), (8, 1, 256))
 _SEVERAL = ((32, 8, 128), (64, 8, 128), (8, 1, 128), (32, 8, 64), (16, 2, 256))
+_BETWEEN = ((32, 8, 128), (16, 2, 128), (32, 8, 64))
 
 # Requests and keys of each.
 _SIZES = ((1, 512), (1, 4096), (4, 2048), (16, 1024), (64, 2048))
@@ -39,6 +40,7 @@ _MORE_SIZES = (
     (1, 1024), (1, 8192), (1, 16384), (1, 131072), (8, 4096), (32, 512), (64, 4096), (64, 8192), (256, 512),
 )  # fmt: skip
 _SEVERAL_SIZES = ((1, 4096), (8, 4096), (64, 4096))
+_BETWEEN_SIZES = ((1, 1000), (1, 10240), (1, 12288), (3, 10000), (4, 1000), (4, 9000), (8, 5000), (8, 9000))
 _MIXES = {
     "1 long + 63 short": (131072, *[200] * 63),
     "32 mixed": tuple(512 + (k * 2_654_435_761) % 7681 for k in range(32)),  # 512 to 8192, by Knuth's hash
@@ -63,6 +65,11 @@ class Shape:
     def ragged(self) -> bool:
         """Whether lengths differ."""
         return len(set(self.lens)) > 1
+
+    @property
+    def between(self) -> bool:
+        """Whether all requests have as many keys, which are no power of two."""
+        return not self.ragged and self.lens[0].bit_count() > 1
 
     @property
     def group(self) -> int:
@@ -124,6 +131,8 @@ class Shape:
             found.append("64 and 71 heads on one")
         if self.ragged:
             found.append("ragged")
+        if self.between:
+            found.append("between powers of two")
         return found
 
 
@@ -164,7 +173,7 @@ def grid() -> list[Shape]:
     """The shapes of the grid."""
     found = []
     for shape in head_shapes():
-        sizes = [*_SIZES, *(_MORE_SIZES if shape in _MAIN else ())]
+        sizes = [*_SIZES, *(_MORE_SIZES if shape in _MAIN else ()), *(_BETWEEN_SIZES if shape in _BETWEEN else ())]
         found += [Shape(*shape, lens=(keys,) * requests) for requests, keys in sorted(sizes)]
         if shape in _RAGGED:
             found += [Shape(*shape, lens=lens, size=size) for size, lens in _MIXES.items()]

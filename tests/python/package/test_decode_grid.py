@@ -22,7 +22,11 @@ def test_the_grid_covers_what_servers_run():
     grid = shapes.grid()
     assert len(grid) >= 100
     assert len({shape.name for shape in [*grid, *shapes.beside_the_grid()]}) == len(grid) + 26
-    single = [shape for shape in grid if shape.q_len == 1]
+    between = [shape for shape in grid if "between powers of two" in shape.classes]
+    assert len(between) == 3 * 8
+    assert {1000, 9000, 10240} <= {shape.lens[0] for shape in between}
+    assert {shape.q_len for shape in between} == {1}
+    single = [shape for shape in grid if shape.q_len == 1 and shape not in between]
     assert len(single) >= 100
     assert {shape.head_dim for shape in single} == {64, 128, 256}
     assert {len(shape.lens) for shape in single if not shape.ragged} == {1, 4, 8, 16, 32, 64, 256}
@@ -58,6 +62,7 @@ def test_sizes_names_and_classes():
     assert shape.classes == ["all", "q_len 1", "500 MB and more", "q_len 1, 500 MB and more"]
     assert Shape(71, 1, 64, lens=(512,), q_len=4).classes == ["all", "q_len 4", "64 and 71 heads on one"]
     assert Shape(8, 1, 64, lens=(5, 9), size="mix").classes == ["all", "q_len 1", "ragged"]
+    assert Shape(8, 1, 64, lens=(1000,) * 4).classes == ["all", "q_len 1", "between powers of two"]
 
 
 def test_select():
