@@ -82,14 +82,27 @@ FLASHPORT_DEVICE Words2 widen_e4m3(unsigned four) {
   widen_fp8(x.x, x.y, four);
   return x;
 }
-// FNUZ: a byte shifted into fp16's fields is 2^-7 of its value, subnormals included. The one NaN, code 0x80, becomes a
-// half of ones.
-FLASHPORT_DEVICE unsigned widen_e4m3fnuz_pair(unsigned high_bytes) {
-  const unsigned shifted = (high_bytes & 0x80008000u) | (high_bytes >> 1 & 0x3f803f80u);
-  return multiply_halves(shifted, 0x58005800u) | __vcmpeq2(high_bytes, 0x80008000u);
+// FNUZ codes 0 and 2 of four, and 1 and 3, as halves of 2^-7 of their values: bits that are shifted, subnormals
+// included. The one NaN, code 0x80, becomes -0.
+FLASHPORT_DEVICE Words2 shift_e4m3fnuz(unsigned four) {
+  return {(four << 8 & 0x80008000u) | (four << 7 & 0x3f803f80u), (four & 0x80008000u) | (four >> 1 & 0x3f803f80u)};
+}
+// All bits of the halves of shift_e4m3fnuz() that stand for NaN.
+FLASHPORT_DEVICE Words2 e4m3fnuz_nans(unsigned four) {
+  const unsigned bytes = __vcmpeq4(four, 0x80808080u);
+  return {__byte_perm(bytes, 0, 0x2200), __byte_perm(bytes, 0, 0x3311)};
+}
+// Whether one of 16 codes is NaN, and seldom also if none is: of 0x80 alone the highest bit goes with the 1 that is
+// taken off, but for what the byte below borrows.
+FLASHPORT_DEVICE bool may_have_e4m3fnuz_nan(const unsigned (&words)[4]) {
+  unsigned found = 0;
+  for (const unsigned x : words) found |= x & ~(x - 0x01010101u);
+  return (found & 0x80808080u) != 0;
 }
 FLASHPORT_DEVICE Words2 widen_e4m3fnuz(unsigned four) {
-  return {widen_e4m3fnuz_pair(pick_bytes<0x01040004>(0, four)), widen_e4m3fnuz_pair(pick_bytes<0x03040204>(0, four))};
+  const unsigned crossed = __byte_perm(four, 0, 0x3120);
+  const Words2 x = shift_e4m3fnuz(crossed), nans = e4m3fnuz_nans(crossed);
+  return {multiply_halves(x.x, 0x58005800u) | nans.x, multiply_halves(x.y, 0x58005800u) | nans.y};
 }
 
 }  // namespace flashport::FLASHPORT_TARGET

@@ -55,7 +55,11 @@ template <unsigned kFirst, unsigned kSecond>
 FLASHPORT_DEVICE unsigned int8_numbers(unsigned biased) {
   return add_halves(__byte_perm(biased, 0x64646464u, 0x4040u | kSecond << 8 | kFirst), 0xe480e480u);
 }
-// Four bytes of a row as pairs of neighbours or, transposed, two of each of two rows as pairs of these.
+// What operands of bytes are in units of: FNUZ is not multiplied where it is widened.
+constexpr float operand_unit(KvFormat format) { return format == KvFormat::kFp8E4M3Fnuz ? 128.0f : 1.0f; }
+
+// Four bytes of a row as pairs of neighbours or, transposed, two of each of two rows as pairs of these. FNUZ's NaN is
+// -0.
 template <KvFormat kFormat, bool kTransposed>
 FLASHPORT_DEVICE void widen_bytes(unsigned& first, unsigned& second, unsigned four) {
   constexpr unsigned kSecond = kTransposed ? 2 : 1, kThird = kTransposed ? 1 : 2;
@@ -67,10 +71,26 @@ FLASHPORT_DEVICE void widen_bytes(unsigned& first, unsigned& second, unsigned fo
     first = __byte_perm(four, 0, 0x0404u | kSecond << 12);
     second = __byte_perm(four, 0, 0x3404u | kThird << 4);
   } else {
-    const unsigned in_pairs = kTransposed ? __byte_perm(four, 0, 0x3120) : four;
-    const Words2 two = kFormat == KvFormat::kFp8E4M3 ? widen_e4m3(in_pairs) : widen_e4m3fnuz(in_pairs);
+    constexpr bool kIsFnuz = kFormat == KvFormat::kFp8E4M3Fnuz;  // takes bytes 0 and 2, then 1 and 3
+    const unsigned in_order = kTransposed != kIsFnuz ? __byte_perm(four, 0, 0x3120) : four;
+    const Words2 two = kIsFnuz ? shift_e4m3fnuz(in_order) : widen_e4m3(in_order);
     first = two.x;
     second = two.y;
+  }
+}
+// The words of an operand from four that ldmatrix brought. first(i), second(i): those that word i becomes.
+template <KvFormat kFormat, bool kTransposed, class First, class Second>
+FLASHPORT_DEVICE void widen_operand(const unsigned (&raw)[4], const First& first, const Second& second) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) widen_bytes<kFormat, kTransposed>(first(i), second(i), raw[i]);
+  if constexpr (kFormat == KvFormat::kFp8E4M3Fnuz) {
+    if (!may_have_e4m3fnuz_nan(raw)) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const Words2 nans = e4m3fnuz_nans(kTransposed ? raw[i] : __byte_perm(raw[i], 0, 0x3120));
+      first(i) |= nans.x;
+      second(i) |= nans.y;
+    }
   }
 }
 
@@ -152,7 +172,9 @@ struct KeyOperand {
     } else if constexpr (is_format_of_bytes(kFormat)) {
       unsigned raw[4];
       ldmatrix_x4(raw, places_.at(tile, key, 32 * group));
-      for (int i = 0; i < 4; ++i) widen_bytes<kFormat, false>(a[i / 2][i % 2], a[i / 2][i % 2 + 2], raw[i]);
+      widen_operand<kFormat, false>(
+          raw, [&](int i) -> unsigned& { return a[i / 2][i % 2]; },
+          [&](int i) -> unsigned& { return a[i / 2][i % 2 + 2]; });
     } else if constexpr (kFormat == KvFormat::kQ8_0) {
       const int first = 16 * block_unit(kFormat, group);
       if (group % 8 == 0) ldmatrix_x2(kept, places_.at(tile, key, first - 32));
@@ -247,10 +269,9 @@ struct ValueOperand {
     } else if constexpr (is_format_of_bytes(kFormat)) {
       unsigned raw[4];
       ldmatrix_x4_trans(raw, places_.at(tile, key, kGroupBytes * group));
-      for (int i = 0; i < 4; ++i) {
-        unsigned* pairs = &a[i / 2][i % 2 * 2];
-        widen_bytes<kFormat, true>(pairs[0], pairs[1], raw[i]);
-      }
+      widen_operand<kFormat, true>(
+          raw, [&](int i) -> unsigned& { return a[i / 2][i % 2 * 2]; },
+          [&](int i) -> unsigned& { return a[i / 2][i % 2 * 2 + 1]; });
     } else if constexpr (kFormat == KvFormat::kQ8_0) {
       const int first = 16 * block_unit(kFormat, group);
       if (group == 0) ldmatrix_x2_trans(kept, places_.at(tile, key, first - 32));

@@ -248,7 +248,7 @@ class MmaTiles {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int key = first_key % tile_keys(kCfg) + 16 * of_part + 8 * half;
-            of_keys[half] = row_factors_.of_key(tile_of_keys, key);
+            of_keys[half] = row_factors_.of_key(tile_of_keys, key) * operand_unit(kFormat);
             sums[0].value_factors[key_tile][half] = row_factors_.of_value(tile_of_keys, key);
           }
 #pragma unroll
@@ -263,7 +263,9 @@ class MmaTiles {
       }
     }
     if constexpr (!kScalesKeys && !kScalesRows) {
-      for_each_register(sums[0].c, [&](float& x, int key_tile, int tile, int i) { x += sums[1].c[key_tile][tile][i]; });
+      for_each_register(sums[0].c, [&](float& x, int key_tile, int tile, int i) {
+        x = (x + sums[1].c[key_tile][tile][i]) * operand_unit(kFormat);
+      });
     }
     return sums[0];
   }
@@ -434,7 +436,8 @@ class MmaTiles {
         Rows of_tile[kTilesAtOnce][kUnitRows];
         for (int i = 0; i < kTilesAtOnce; ++i) {
           for (int rows = 0; rows < kUnitRows; ++rows) {
-            const float unit = kScalesValues ? value_unit(kWidening, i, rows) * kWidening.probability_unit : 1.0f;
+            const float unit =
+                kScalesValues ? value_unit(kWidening, i, rows) * kWidening.probability_unit : operand_unit(kFormat);
             for (int slot = 0; slot < kRowSlots; ++slot) of_tile[i][rows][slot] = weight[slot] * unit;
           }
         }

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <set>
 
 #include "tests/ops/decode/call.h"
 #include "tests/reference/blocks.h"
@@ -104,6 +105,51 @@ INSTANTIATE_TEST_SUITE_P(Special, BlocksThatAreNotFinite,
                          [](const auto& info) {
                            return std::string(info.param.format) + (info.param.byte == 0 ? "" : "_minimum");
                          });
+
+// Formats of one byte: codes that are NaN, in a key of one request and in values of another. In a third one, codes that
+// differ from FNUZ's NaN by one behind a zero, and those that are NaN in e4m3 alone.
+class CodesThatAreNan : public testing::TestWithParam<const char*> {
+ protected:
+  static Shape place(DecodeCall& call, std::int64_t request, std::int64_t token, std::int64_t dim) {
+    return {call.inputs().block_table->integer({request, token / 16}), token % 16, 1, dim};
+  }
+};
+
+TEST_P(CodesThatAreNan, StayInTheirRowsAndColumns) {
+  const std::set<std::int64_t> dims = {5, 38, 63};
+  DecodeCase c = plain_case("special_codes", {70, 130, 100});
+  c.k_format = c.v_format = type_named(GetParam());
+  for (const std::int64_t dim : {64, 128}) {
+    SCOPED_TRACE(dim);
+    c.dk = c.dv = dim;
+    if (!flashport::supports(c.query()).supported) GTEST_SKIP() << flashport::supports(c.query()).reason;
+    DecodeCall clean(c), call(c);
+    for (DecodeCall* each : {&clean, &call}) {
+      for (Tensor* cache : {&each->k(), &each->v()}) {
+        for (std::int64_t at = 0; at < dim; at += 2) {
+          std::memcpy(cache->address(place(*each, 2, 17, at)), "\x00\x81", 2);
+          if (c.k_format == Type::kE4M3Fnuz) std::memcpy(cache->address(place(*each, 2, 18, at)), "\x7f\xff", 2);
+        }
+      }
+    }
+    call.k().set(place(call, 0, 66, 6), NAN);
+    for (const std::int64_t at : dims) call.v().set(place(call, 1, 65 + at, at), NAN);
+    for (DecodeCall* each : {&clean, &call}) {
+      each->upload();
+      each->run();
+      EXPECT_EQ(each->check(math_of(c)), "");
+    }
+    call.out().for_each([&](const Shape& at) {
+      const bool is_hit = at[1] >= 4 && (at[0] == 0 || (at[0] == 1 && dims.contains(at[2])));
+      EXPECT_EQ(std::isfinite(call.out().get(at)), !is_hit) << at[0] << " " << at[1] << " " << at[2];
+      if (is_hit) return;
+      EXPECT_EQ(call.out().get(at), clean.out().get(at)) << at[0] << " " << at[1] << " " << at[2];
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Special, CodesThatAreNan, testing::Values("fp8_e4m3", "fp8_e4m3fnuz", "fp8_e5m2"),
+                         [](const auto& info) { return std::string(info.param); });
 
 // Values that fill the range of fp16 stay finite, also in kernels that multiply probabilities by scales.
 TEST(Special, BlocksAsLargeAsTheyMayBe) {

@@ -11,7 +11,24 @@ inline Words2 widen_e4m3(unsigned four) {
   widen_fp8(x.x, x.y, four);
   return x;
 }
-// Half the value of the same code of e4m3, but for those of 0x80 and of 240.
+inline Words2 shift_e4m3fnuz(unsigned four) {
+  const auto half = [&](int i) {
+    const unsigned byte = four >> 8 * i & 0xff;
+    return (byte & 0x80) << 8 | (byte & 0x7f) << 7;
+  };
+  return {half(0) | half(2) << 16, half(1) | half(3) << 16};
+}
+inline Words2 e4m3fnuz_nans(unsigned four) {
+  const auto half = [&](int i) { return (four >> 8 * i & 0xff) == 0x80 ? 0xffffu : 0u; };
+  return {half(0) | half(2) << 16, half(1) | half(3) << 16};
+}
+inline bool may_have_e4m3fnuz_nan(const unsigned (&words)[4]) {
+  for (const unsigned x : words) {
+    const Words2 nans = e4m3fnuz_nans(x);
+    if (nans.x != 0 || nans.y != 0) return true;
+  }
+  return false;
+}
 inline Words2 widen_e4m3fnuz(unsigned four) {
   const auto half = [&](int i) {
     const unsigned byte = four >> 8 * i & 0xff;
