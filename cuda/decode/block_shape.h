@@ -67,7 +67,8 @@ constexpr DecodeSplit decode_split(const DecodeConfig& cfg) {
           .row_slices = row_waves(cfg),
           .column_slices = column_waves(cfg),
           .finer = finer || cfg.shape.has_wide_segments,
-          .wide = cfg.shape.head_dim_v >= 256};
+          .wide = cfg.shape.head_dim_v >= 256,
+          .powers = cfg.shape.has_wide_segments};  // chunks of six leaves end too often: 64 x 8k takes 3% longer
 }
 
 }  // namespace flashport::FLASHPORT_TARGET::decode

@@ -133,11 +133,12 @@ class KvProducer {
         if (!at_use(rows[tile].neighbours)) aim<true, kTurnTiles == 1>(p, rows[tile], first_head(s));
         if constexpr (kAppends) aim_at_new_keys(p, ahead);
         KeyFormat(p.k_format).with_rows([&](auto format) {
-          copy<typename Tiles::template KeysOf<format()>>(p.cache.k, ring_.key_rows(), s.kv_head, rows[tile]);
+          copy<typename Tiles::template KeysOf<format()>, PastEnd::kLastRow>(p.cache.k, ring_.key_rows(), s.kv_head,
+                                                                             rows[tile]);
         });
         if constexpr (kFactorRows) {
-          copy<typename Tiles::FactorRows>(p.k_factors, ring_.key_factors(), s.kv_head, rows[tile],
-                                           Tiles::kFactorsByte);
+          copy<typename Tiles::FactorRows, PastEnd::kLastRow>(p.k_factors, ring_.key_factors(), s.kv_head, rows[tile],
+                                                              Tiles::kFactorsByte);
         }
         if constexpr (factors_of(kCfg.shape) == Factors::kOfRows) copy_factors(p, rows[tile], first_head(s));
         // After the first keys, which are many more, and handed over with them.
@@ -149,11 +150,12 @@ class KvProducer {
         await_free();
         if (kTurnTiles > 1 && !at_use(rows[tile].neighbours)) aim<false, true>(p, rows[tile], first_head(s));
         ValueFormat(p.v_format).with_rows([&](auto format) {
-          copy<typename Tiles::template ValuesOf<format()>>(p.cache.v, ring_.value_rows(), s.kv_head, rows[tile]);
+          copy<typename Tiles::template ValuesOf<format()>, PastEnd::kZeros>(p.cache.v, ring_.value_rows(), s.kv_head,
+                                                                             rows[tile]);
         });
         if constexpr (kFactorRows) {
-          copy<typename Tiles::FactorRows>(p.v_factors, ring_.value_factors(), s.kv_head, rows[tile],
-                                           Tiles::kFactorsByte);
+          copy<typename Tiles::FactorRows, PastEnd::kZeros>(p.v_factors, ring_.value_factors(), s.kv_head, rows[tile],
+                                                            Tiles::kFactorsByte);
         }
         hand_over();
       }
@@ -200,7 +202,7 @@ class KvProducer {
     rows.neighbours = neighbours_ && rows.whole;
 #pragma unroll
     for (int i = 0; i < kRowsPerLane; ++i) {
-      // In place of a row that is not there the one before the end: an address for copies that write zeros.
+      // In place of a row that is not there the last one that is (PastEnd).
       const int row = row_of_turn(tile, i) - (rows.whole ? rows_behind(rows, i) : 0), token = ahead.key() + row;
       rows.places[i] = !holds(s, token)
                            ? kv::TokenCoord{0, rows.whole ? 0 : -1}
@@ -264,7 +266,7 @@ class KvProducer {
 
   // Copies the wave's rows to the next place of the ring, which is free, from its byte `from_byte` on. `list`: where
   // they lie, unless they are neighbours.
-  template <class Layout>
+  template <class Layout, PastEnd kPastEnd>
   FLASHPORT_DEVICE void copy(const CacheParams& cache, const char* const* list, int head, const Rows& rows,
                              int from_byte = 0) {
     using Copies = RowCopies<Layout, kRowsAtOnce, kHeads>;
@@ -277,7 +279,7 @@ class KvProducer {
       const char* first = static_cast<const char*>(cache.data) +
                           kv::row_offset(cache, rows.places[0], head - block_.team()) -
                           (row_of_wave(0) - rows_behind(rows, 0)) * stride;
-      Copies::copy_whole(
+      Copies::template copy_whole<PastEnd::kZeros>(
           block_.lane(), tile, first_row(), first_byte, rows.count,
           [&](int row) { return first + (row - first_row()) * stride; }, fits_cache_ ? kNormalPolicy : kReadOncePolicy);
       return;
@@ -287,13 +289,13 @@ class KvProducer {
     for (int i = 0; i < kRowsPerLane; ++i) {
       const int row = first_row() + i * kWaveSize;
       const auto copy_whole = [&](auto policy) {
-        Copies::copy_whole(
+        Copies::template copy_whole<kPastEnd>(
             block_.lane(), tile, row, first_byte, rows.count - i * kWaveSize, [&](int at) { return list[at]; }, policy);
       };
       if constexpr (kSharing == Sharing::kFirstTeam) {
         if (whole && in_units_) {
           const int before = first_byte - block_.team() * Layout::kColumn;  // of the head, in its first unit
-          RowCopies<Layout, kRowsAtOnce, 1, true>::copy_whole(
+          RowCopies<Layout, kRowsAtOnce, 1, true>::template copy_whole<kPastEnd>(
               block_.lane(), tile, row, first_byte - before, rows.count - i * kWaveSize,
               [&](int at) { return list[at] - before; }, kNormalPolicy);
           continue;

@@ -15,6 +15,11 @@ FLASHPORT_DEVICE bool is_as_stored(const CacheParams& cache) {
   return cache.copy_unit >= widest_unit(Layout::kHeadBytes) && cache.row_bytes == Layout::kHeadBytes;
 }
 
+// What a tile has in place of rows past the end, of which there are some beside rows that are there: zeros for values,
+// which probabilities of 0 multiply, or the last row again for keys, whose scores are masked. That takes no condition a
+// row. Where a wave has no row at all, zeros.
+enum class PastEnd { kZeros, kLastRow };
+
 // kRows rows of a tile from `first_row` on, of each the bytes of kHeads heads, which begin in the tile's rows at byte
 // `first_byte`. kInUnits: of one head that may begin or end inside a unit of 16 bytes the whole units that it lies in.
 template <class Layout, int kRows, int kHeads = 1, bool kInUnits = false>
@@ -27,9 +32,9 @@ struct RowCopies {
   }();
   static constexpr int kUnit = widest_unit(kRowBytes);
 
-  // Rows as stored, of which the first `count` are there; zeros for the others. row_at(i): where row i of the tile
-  // begins in the cache, or anything for one that is not there.
-  template <class RowAt, class Policy>
+  // Rows as stored, of which the first `count` are there. row_at(i): where row i of the tile begins in the cache or, if
+  // it is not there, the last one that is (kLastRow) or anything that can be read.
+  template <PastEnd kPastEnd, class RowAt, class Policy>
   FLASHPORT_DEVICE static void copy_whole(int lane, char* tile, int first_row, int first_byte, int count,
                                           const RowAt& row_at, Policy policy) {
     constexpr int kUnits = kRowBytes / kUnit;
@@ -42,6 +47,8 @@ struct RowCopies {
     if constexpr (kHeads > 1 || kInUnits) to = __shfl_sync(~0u, to, lane);  // opaque to ptxas, too
     const int column = Layout::column(first_byte + byte) ^ Layout::swizzle(first_row + first);
     const int left = count - first;  // from the lane's first row on
+    const bool none = count <= 0;
+    const auto is_zeros = [&](int row) { return kPastEnd == PastEnd::kLastRow ? none : row >= left; };
     // Addresses first: eight copies then leave one after the other.
     constexpr int kBatch = kRows / kAtOnce < 8 ? kRows / kAtOnce : 8;
 #pragma unroll
@@ -56,7 +63,7 @@ struct RowCopies {
         for (int part = 0; part < kUnits / kLanes; ++part) {
           const int before = part * kLanes * kUnit;  // whole panels, where there are panels
           copy_async<kUnit>(to + Layout::row_offset(row) + ((column ^ Layout::swizzle(row)) + Layout::column(before)),
-                            from[i] + before, row >= left, policy);
+                            from[i] + before, is_zeros(row), policy);
         }
       }
     }
@@ -72,7 +79,7 @@ struct RowCopies {
         const int unit = over + lane % kOverAtOnce;
         if (kUnits - over >= kOverAtOnce || unit < kUnits) {
           copy_async<kUnit>(tile + Layout::offset(first_row + row, first_byte + unit * kUnit),
-                            row_at(first_row + row) + unit * kUnit, row < count);
+                            row_at(first_row + row) + unit * kUnit, !is_zeros(row - first));
         }
       }
     }

@@ -208,12 +208,12 @@ class StoredSegmentsProducer {
     const auto copy_whole = [&](const auto& row_at) FLASHPORT_INLINE {
       if constexpr (kHeads == 1 && !kWide) {  // one head of blocks begins inside a unit of 16 bytes
         if (in_units_) {
-          RowCopies<Layout, Its::kRows, 1, true>::copy_whole(
+          RowCopies<Layout, Its::kRows, 1, true>::template copy_whole<PastEnd::kZeros>(
               lane, tile, row, 0, rows.count, [&](int i) { return row_at(i) - first_byte; }, policy);
           return;
         }
       }
-      Copies::copy_whole(lane, tile, row, first_byte, rows.count, row_at, policy);
+      Copies::template copy_whole<PastEnd::kZeros>(lane, tile, row, first_byte, rows.count, row_at, policy);
     };
     if (rows.neighbours) {
       const auto stride = static_cast<int>(cache.token_stride);

@@ -57,9 +57,10 @@ struct ChunkSize {
 };
 inline constexpr int kMostTargetShift = 6;
 
-// So many leaves that a tile has at most 1 << target_shift chunks: 1, 2, 4, 8, 10, 12, 14 or 16. Where that would take
-// more, 16, and longer ones only where there would be more than kMostChunks. Finer ones have half of the leaves where
-// these are 8 to 16, rounded up to an even number. Blocks run this once, so it has few instructions and no branch.
+// So many leaves that a tile has at most 1 << target_shift chunks: 1, 2, 4, 8, 10, 12, 14 or 16, or of these the powers
+// of two alone. Where that would take more, 16, and longer ones only where there would be more than kMostChunks. Finer
+// ones have half of the leaves where these are 8 to 16, rounded up to an even number. Blocks run this once, so it has
+// few instructions and no branch.
 [[nodiscard, gnu::always_inline]] constexpr ChunkSize chunk_size(int leaves, const ChunkRule& rule) {
   constexpr std::uint32_t kOne = 1u << 31;
   constexpr int kMostBits = std::bit_width(unsigned{kMostChunks} - 1);
@@ -73,7 +74,7 @@ inline constexpr int kMostTargetShift = 6;
   const unsigned above = wanted - 9;
   const unsigned step = above >> 1;
   const std::uint32_t inverse = rule.finer ? kOne / 6 + 1 : (3277u + step * (78u * step - 624u)) << 16;
-  const bool between = above < (rule.finer ? 4u : 6u);
+  const bool between = above < (rule.powers ? 0u : rule.finer ? 4u : 6u);
   return {between ? (rule.finer ? 6 : static_cast<int>(10 + 2 * step)) : 1 << shift, between ? inverse : kOne >> shift};
 }
 inline constexpr int kMostWideShift = 5;
@@ -88,13 +89,12 @@ inline constexpr int kMostChunkLeaves = 16;  // but for the rule about kMostChun
 }
 
 // The rule of a kernel: chunks have two leaves at least where a turn takes two, and where states are large or wide.
-// Where they are wide, tiles with one or two kv heads have half as many chunks up to 128 leaves, and more from 257 on,
-// of six or eight.
+// Where they are wide, tiles with one or two kv heads have half as many chunks up to 128 leaves, and more from 257 on.
 [[nodiscard]] constexpr ChunkRule chunk_rule(int num_kv_heads, const DecodeSplit& split) {
   const int target_shift = chunk_target_shift(num_kv_heads);
   const int least_shift = split.turn_leaves > 1 || split.large || split.wide ? 1 : 0;
   const bool longer = split.wide && target_shift > kMostWideShift;
-  return {longer ? kMostWideShift : target_shift, least_shift, split.finer || longer};
+  return {longer ? kMostWideShift : target_shift, least_shift, split.finer || longer, split.powers || longer};
 }
 
 // An upper bound for tiles of up to `leaves` leaves.
@@ -165,13 +165,16 @@ inline constexpr int kLeastConcurrentLeaves = 8, kLeastLeavesOfTeams = 4;
           least_leaves};
 }
 
-// Leaves of a work range. Rounded up to whole chunks, where all sequences take as much of the line, or else to four (or
-// two),
-// where that costs little balance: then whole sequences and whole chunks fall to blocks where they fill the device.
+// Leaves of a work range. Where all sequences take as much of the line, rounded up to whole chunks, and else to four
+// (or two), where that costs little balance: then whole sequences and whole chunks fall to blocks where they fill the
+// device. Ranges of many chunks hold as many at most either way, and whole ones leave more blocks without any: so they
+// are rounded by less.
+inline constexpr int kFewWholeChunks = 6;
 [[nodiscard, gnu::always_inline]] constexpr int rounded_quota(int quota, const ChunkSize& chunk) {
   const int most_extra = static_cast<int>(static_cast<unsigned>(quota) / 8);
-  const int whole = chunk.whole(quota);
-  if (chunk.leaves > 4 && whole - quota <= most_extra) return whole;
+  const int chunks = chunk.count(quota), whole = chunks * chunk.leaves;
+  const bool is_whole = whole - quota <= (chunks <= kFewWholeChunks ? most_extra : most_extra / 4);
+  if (chunk.leaves > 4) return is_whole ? whole : quota + (quota & 1);
   const int to_four = -quota & 3;
   if (to_four <= most_extra) return quota + to_four;
   return quota + ((quota & 1) <= most_extra ? quota & 1 : 0);

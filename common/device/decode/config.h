@@ -84,9 +84,10 @@ constexpr bool teams_may_help(const DecodeShape& shape, int teams) { return team
 struct DecodeSplit {
   int turn_leaves = 1;                    // leaves that a turn of the main loop takes: 1 or 2
   int row_slices = 1, column_slices = 1;  // parts of a state that are published by themselves (chunks.h)
-  bool large = false;  // a state is so large that chunks have two leaves at least, and a second launch combines them
-  bool finer = false;  // more blocks are resident than long sequences have chunks: ChunkRule
-  bool wide = false;   // combining a chunk takes about as long as a leaf: chunks of few leaves are longer
+  bool large = false;   // a state is so large that chunks have two leaves at least, and a second launch combines them
+  bool finer = false;   // more blocks are resident than long sequences have chunks: ChunkRule
+  bool wide = false;    // combining a chunk takes about as long as a leaf: chunks of few leaves are longer
+  bool powers = false;  // ChunkRule, too
 };
 
 }  // namespace flashport

@@ -13,6 +13,7 @@ struct ChunkRule {
   std::int32_t target_shift;  // a tile has at most 1 << target_shift chunks while they have up to 16 leaves
   std::int32_t least_shift;   // a chunk has 1 << least_shift leaves at least
   bool finer;                 // and up to twice as many chunks, where they have more than four leaves
+  bool powers = false;        // the leaves of a chunk are a power of two
 };
 
 // How a grid cuts the line of leaves (schedule.h) into work ranges, one for each `concurrent` blocks.

@@ -52,7 +52,9 @@ FLASHPORT_DEVICE int leaf_count(int key_begin, int key_end) {
 }
 
 FLASHPORT_DEVICE ChunkSize tile_chunk_size(const DecodeParams& p, int leaves) {
-  return chunk_size(leaves, {p.chunk_rule.target_shift, p.chunk_rule.least_shift, kFinerChunks && p.chunk_rule.finer});
+  ChunkRule rule = p.chunk_rule;
+  rule.finer = kFinerChunks && rule.finer;
+  return chunk_size(leaves, rule);
 }
 
 // What a tile of a sequence takes of the line.
