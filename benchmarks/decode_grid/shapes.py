@@ -28,7 +28,7 @@ MODELS = {
 }
 # Large groups on one kv head that no model above has.
 _MULTI_QUERY = ((64, 1, 64), (64, 1, 128), (71, 1, 128))
-# Head shapes that take all sizes, those that take ragged batches, several new tokens, and lengths between powers of two.
+# Head shapes that take all sizes, ragged batches, several new tokens, and lengths between powers of two.
 _MAIN = ((32, 8, 128), (64, 8, 128), (28, 4, 128), (16, 2, 128), (8, 1, 128), (32, 8, 64), (16, 2, 256))
 _RAGGED = ((32, 8, 128), (8, 1, 128), (28, 4, 128), (32, 8, 64), (8, 1, 256))
 _SEVERAL = ((32, 8, 128), (64, 8, 128), (8, 1, 128), (32, 8, 64), (16, 2, 256))

@@ -50,6 +50,8 @@ class KvProducer {
   static constexpr int kRowsAtOnce = kRowsPerWave < kWaveSize ? kRowsPerWave : kWaveSize;
   static constexpr int kRowsPerLane = kRowsPerWave / kRowsAtOnce;
   static constexpr int kLookAhead = KvRing<kCfg>::kLookAhead;
+  // Where keys are appended the last row may be a new one, whose page is not read.
+  static constexpr PastEnd kKeysPastEnd = kAppends ? PastEnd::kZeros : PastEnd::kLastRow;
   using Tiles = KvTiles<kCfg>;
   using KeyFormat = SideFormat<kCfg.shape.k_format>;
   using ValueFormat = SideFormat<kCfg.shape.v_format>;
@@ -133,12 +135,12 @@ class KvProducer {
         if (!at_use(rows[tile].neighbours)) aim<true, kTurnTiles == 1>(p, rows[tile], first_head(s));
         if constexpr (kAppends) aim_at_new_keys(p, ahead);
         KeyFormat(p.k_format).with_rows([&](auto format) {
-          copy<typename Tiles::template KeysOf<format()>, PastEnd::kLastRow>(p.cache.k, ring_.key_rows(), s.kv_head,
-                                                                             rows[tile]);
+          copy<typename Tiles::template KeysOf<format()>, kKeysPastEnd>(p.cache.k, ring_.key_rows(), s.kv_head,
+                                                                        rows[tile]);
         });
         if constexpr (kFactorRows) {
-          copy<typename Tiles::FactorRows, PastEnd::kLastRow>(p.k_factors, ring_.key_factors(), s.kv_head, rows[tile],
-                                                              Tiles::kFactorsByte);
+          copy<typename Tiles::FactorRows, kKeysPastEnd>(p.k_factors, ring_.key_factors(), s.kv_head, rows[tile],
+                                                         Tiles::kFactorsByte);
         }
         if constexpr (factors_of(kCfg.shape) == Factors::kOfRows) copy_factors(p, rows[tile], first_head(s));
         // After the first keys, which are many more, and handed over with them.

@@ -97,6 +97,20 @@ TEST_P(AppendKernels, LengthsThatTheKernelBeforeWrites) {
   }
 }
 
+// Pages that have new keys alone may be no pages: those keys are where the caller has them.
+TEST_P(AppendKernels, PagesOfNewKeysAreNotRead) {
+  AppendCase c = make();
+  c.before = {0, 56, 64, 128, 120, 296};
+  AppendCall right(c), call(c);
+  right.upload();
+  const std::vector<unsigned char> wanted = run(right, right.appending_args());
+  for (std::size_t i = 0; i < c.before.size(); ++i) {
+    call.block_table().set({static_cast<std::int64_t>(i), c.before[i] / AppendCall::kPageSize}, 1e9);
+  }
+  call.upload();
+  EXPECT_TRUE(run(call, call.appending_args()) == wanted) << "seed " << model().seed - 1;
+}
+
 INSTANTIATE_TEST_SUITE_P(Model, AppendKernels, testing::Bool(),
                          [](const auto& info) { return std::string(info.param ? "plain" : "all"); });
 

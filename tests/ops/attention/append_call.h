@@ -75,6 +75,8 @@ inline std::vector<std::int64_t> offsets_of(const std::vector<std::int64_t>& len
 
 class AppendCall {
  public:
+  static constexpr std::int64_t kPageSize = 8;
+
   explicit AppendCall(const AppendCase& c)
       : c_(c),
         pages_(batch() * (c.room / kPageSize) + kUnusedPages),
@@ -218,7 +220,7 @@ class AppendCall {
   Tensor& cu_seqlens_new() { return *cu_seqlens_new_; }
 
  private:
-  static constexpr std::int64_t kPageSize = 8, kUnusedPages = 8;
+  static constexpr std::int64_t kUnusedPages = 8;
 
   [[nodiscard]] std::int64_t batch() const { return static_cast<std::int64_t>(c_.before.size()); }
   [[nodiscard]] std::int64_t before(std::int64_t b) const { return c_.before[static_cast<std::size_t>(b)]; }
